@@ -1,0 +1,99 @@
+"""Which tokens a rank holds, in chunks: the arithmetic that lowering, proofs and printing share.
+
+The sequence is cut into equal chunks, numbered in global order. Over the P ranks of an `Order`,
+rank r (row-major over its dimensions) owns chunk r of P when contiguous, and chunks r and
+2P - 1 - r of 2P when zigzag. Whoever holds the tokens of several ranks holds their chunks in
+ascending order: `owned` is that list, and `interleave` the way from the ranks' own lists to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from mercurygen.ir.mesh import Mesh
+
+ORDERS = ("contiguous", "zigzag", "striped")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Token order: how the sequence is dealt to the ranks over some dimensions.
+
+    Attributes:
+        kind: one of ORDERS.
+        dims: the dimensions that rank it, outermost first.
+    """
+
+    kind: str
+    dims: tuple[str, ...]
+
+    @property
+    def halves(self) -> int:
+        """Chunks that one rank owns: an early and a late one under zigzag."""
+        return 2 if self.kind == "zigzag" else 1
+
+    def ranks(self, mesh: Mesh) -> int:
+        """Number of ranks that the sequence is dealt to."""
+        return prod(mesh.extent(name) for name in self.dims)
+
+    def chunks(self, mesh: Mesh) -> int:
+        """Number of chunks that the whole sequence is cut into."""
+        return self.halves * self.ranks(mesh)
+
+    def owned(self, mesh: Mesh, held: dict[str, Iterable[int]]) -> tuple[int, ...]:
+        """Chunks of all ranks whose coordinates are held, ascending.
+
+        Args:
+            mesh: the mesh.
+            held: per dimension of the order, the coordinates; a dimension left out is held whole.
+        """
+        spans = [held.get(name, range(mesh.extent(name))) for name in self.dims]
+        early = []
+        for place in product(*spans):
+            rank = 0
+            for name, index in zip(self.dims, place, strict=True):
+                rank = rank * mesh.extent(name) + index
+            early.append(rank)
+        early.sort()
+        if self.kind == "zigzag":
+            last = self.chunks(mesh) - 1
+            return (*early, *(last - rank for rank in reversed(early)))
+        return tuple(early)
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaving:
+    """How the lists of n ranks along a dimension join into one list in global order.
+
+    Each rank's list is cut into `halves * outer` equal runs: `outer` counts the ranks along
+    slower dimensions whose tokens it already holds. For every run the n ranks follow each other,
+    forwards in the first half of a zigzag, backwards in the second.
+
+    Attributes:
+        n: ranks along the dimension.
+        outer: runs of one half.
+        halves: 2 under zigzag, else 1.
+    """
+
+    n: int
+    outer: int
+    halves: int
+
+    def pieces(self) -> tuple[tuple[int, int], ...]:
+        """(rank, run) of every piece, in global order."""
+        order = []
+        for half in range(self.halves):
+            for run in range(self.outer):
+                ranks = reversed(range(self.n)) if half else range(self.n)
+                order += [(rank, half * self.outer + run) for rank in ranks]
+        return tuple(order)
+
+
+def interleaving(order: Order, mesh: Mesh, dim: str, gathered: Iterable[str]) -> Interleaving:
+    """How to join the sequences along `dim` when those along `gathered` are joined already."""
+    slower = order.dims[: order.dims.index(dim)]
+    outer = prod(mesh.extent(name) for name in slower if name in gathered)
+    return Interleaving(mesh.extent(dim), outer, order.halves)

@@ -1,0 +1,107 @@
+"""The problem that a schedule is made for: sizes, dtype, mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from mercurygen.errors import UserError, closest, shorten
+
+DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+MASKS = ("causal", "full")
+LARGEST = 2**40  # beyond any machine: what is larger is a slip
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Attention: sizes over all ranks.
+
+    Attributes:
+        batch: sequences.
+        seq: tokens of a sequence, the same for queries and keys.
+        heads: query heads.
+        kv_heads: key/value heads; divides `heads`.
+        head_dim: size of a query and key head.
+        v_head_dim: size of a value and output head.
+        dtype: of the inputs and outputs; partial results are at least float32.
+        mask: "causal" or "full".
+    """
+
+    batch: int = 1
+    seq: int = 131072
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    v_head_dim: int = 128
+    dtype: str = "bfloat16"
+    mask: str = "causal"
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 1 <= value <= LARGEST:
+                raise UserError(
+                    "size-out-of-range",
+                    f"{name}={shorten(str(value))} is not a size",
+                    help=f"an integer from 1 to {LARGEST}",
+                )
+        if self.dtype not in DTYPES:
+            raise UserError(
+                "unknown-dtype",
+                f"dtype {shorten(self.dtype)!r} is not supported",
+                help=closest(self.dtype, DTYPES),
+            )
+        if self.mask not in MASKS:
+            raise UserError(
+                "unknown-mask",
+                f"mask {shorten(self.mask)!r} is not supported",
+                help=closest(self.mask, MASKS),
+            )
+        if self.heads % self.kv_heads:
+            raise UserError(
+                "heads-not-grouped",
+                f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}",
+                help=f"nearest legal heads: {nearest_multiples(self.heads, self.kv_heads)}",
+            )
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Extent of every axis of the operator."""
+        return {
+            "B": self.batch,
+            "H": self.kv_heads,
+            "G": self.heads // self.kv_heads,
+            "S_q": self.seq,
+            "S_kv": self.seq,
+            "D": self.head_dim,
+            "D_v": self.v_head_dim,
+        }
+
+    def split_heads(self, tp: int) -> Problem:
+        """The problem of one of `tp` tensor-parallel ranks, which hold different heads.
+
+        Raises:
+            UserError: `heads-not-divisible`.
+        """
+        if self.kv_heads % tp:
+            legal = [n for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
+            raise UserError(
+                "heads-not-divisible",
+                f"kv_heads={self.kv_heads} cannot be split over tp={tp}",
+                help="legal tensor parallelism: " + ", ".join(map(str, legal)),
+            )
+        return Problem(
+            **{
+                **{f.name: getattr(self, f.name) for f in fields(self)},
+                "heads": self.heads // tp,
+                "kv_heads": self.kv_heads // tp,
+            }
+        )
+
+
+SIZES = ("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim")
+
+
+def nearest_multiples(value: int, step: int) -> str:
+    """The multiples of `step` on both sides of a value, for a help text."""
+    below, above = value // step * step, -(-value // step) * step
+    return f"{below} or {above}" if below else str(above)

@@ -1,0 +1,310 @@
+"""A plan played for one rank: the emitted module's own shape, on buffers that hold nothing.
+
+The functions below are those of an emitted module, statement for statement. A buffer lives as
+long as a Python variable refers to it, here as there, so that what is alive at any moment, and
+with it the peak, is what a run of the module shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mercurygen.lower.events import (
+    Alloc,
+    Batch,
+    Buffer,
+    Cast,
+    Collective,
+    Event,
+    Fill,
+    Free,
+    Kernel,
+    Message,
+    Pack,
+    Return,
+    Trace,
+    Unpack,
+    Wait,
+)
+from mercurygen.lower.plan import Gather, Plan, Swap, Walk, walk_levels
+from mercurygen.lower.sizes import scratch_bytes, share_bytes
+from mercurygen.lower.visible import Block, visible
+
+Tiles = tuple["_Live", ...]
+Owners = dict[str, int]
+
+
+def trace(plan: Plan, rank: int, *, with_lse: bool = False) -> Trace:
+    """What a rank does in one call, with or without handing out the log-sum-exp."""
+    return _Player(plan, rank).play(with_lse)
+
+
+class _Live:
+    """A buffer while something refers to it."""
+
+    __slots__ = ("number", "nbytes", "_events")
+
+    def __init__(self, number: int, nbytes: int, events: list[Event]) -> None:
+        self.number, self.nbytes, self._events = number, nbytes, events
+
+    def __del__(self) -> None:
+        self._events.append(Free(self.number))
+
+
+class _Player:
+    """One rank at work."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self.plan, self.rank = plan, rank
+        self.mesh = plan.program.mesh
+        self.place = self.mesh.coordinate(rank)
+        self.events: list[Event] = []
+        self.buffers: list[Buffer] = []
+        self.ops = 0
+
+    def empty(self, label: str, nbytes: int) -> _Live:
+        """A new buffer."""
+        number = len(self.buffers)
+        self.buffers.append(Buffer(label, nbytes))
+        self.events.append(Alloc(number))
+        return _Live(number, nbytes, self.events)
+
+    def play(self, with_lse: bool) -> Trace:
+        """The public function: border, nest, border."""
+        plan, program = self.plan, self.plan.program
+        caller = {
+            t.name: self.empty(t.name, plan.nbytes(t.name, self.split_by_caller(t.name)))
+            for t in program.inputs
+        }
+        inputs = {name: live.number for name, live in caller.items()}
+        tensors = dict(caller)
+        for swap in plan.before:
+            swapped = [self.to_heads(tensors[name], swap, name) for name in swap.tensors]
+            tensors.update(zip(swap.tensors, swapped, strict=True))
+            del swapped
+        rows = [t.name for t in program.inputs if t.name not in plan.nest.tensors]
+        tiles = tuple(tensors[name] for name in plan.nest.tensors)
+        out, lse = self.attend([tensors[name] for name in rows], tiles)
+        del tiles
+        for swap in plan.after:
+            if not swap.optional:
+                out = self.to_sequence(out, swap, "out")
+        self.events.append(Return("out", out.number))
+        if with_lse:
+            for swap in plan.after:
+                if swap.optional:
+                    lse = self.to_sequence(lse, swap, "lse")
+            self.events.append(Return("lse", lse.number))
+        events = tuple(self.events)
+        return Trace(self.rank, events, tuple(self.buffers), inputs)
+
+    def split_by_caller(self, name: str) -> tuple[str, ...]:
+        """Dimensions over which the caller holds a tensor split."""
+        program = self.plan.program
+        return tuple(d for d in self.mesh.names if program.pinned(program.tensor(name), d))
+
+    # --- border -------------------------------------------------------------------------------
+
+    def to_heads(self, x: _Live, swap: Swap, label: str) -> _Live:
+        """Heads are split along the dimension, and its tokens joined."""
+        received = self.all_to_all(self.pack(x, swap, "heads", label), swap.dim, label)
+        joined = self.empty(f"{label} by heads", received.nbytes)
+        self.events.append(Unpack(received.number, joined.number, "sequence", swap.join))
+        return joined
+
+    def to_sequence(self, x: _Live, swap: Swap, label: str) -> _Live:
+        """Tokens go to the ranks along the dimension that own them, and heads are joined."""
+        received = self.all_to_all(self.pack(x, swap, "sequence", label), swap.dim, label)
+        joined = self.empty(f"{label} by sequence", received.nbytes)
+        self.events.append(Unpack(received.number, joined.number, "heads", swap.join))
+        return joined
+
+    def pack(self, x: _Live, swap: Swap, by: str, label: str) -> _Live:
+        """A copy with one part for every rank along the dimension."""
+        parts = self.empty(f"{label} in parts", x.nbytes)
+        self.events.append(Pack(x.number, parts.number, by, swap.join))
+        return parts
+
+    def all_to_all(self, parts: _Live, dim: str, label: str) -> _Live:
+        """Part i to rank i, one part from each."""
+        received = self.empty(f"{label} from {dim}", parts.nbytes)
+        op = self.next_op()
+        self.events.append(Collective(op, dim, "all-to-all", parts.number, received.number))
+        self.events.append(Wait(op))
+        return received
+
+    def next_op(self) -> int:
+        """A number for a transfer."""
+        self.ops += 1
+        return self.ops
+
+    # --- nest ---------------------------------------------------------------------------------
+
+    def attend(self, rows: list[_Live], tiles: Tiles) -> tuple[_Live, _Live]:
+        """The body on every tile that comes by."""
+        nest = self.plan.nest
+        for stage in nest.leading:
+            tiles = self.gather(tiles, stage)
+        if nest.begin == "empty":
+            return self.attend_empty(rows, tiles)
+        if nest.begin == "only":
+            return self.share(rows, tiles, {})
+        walk = self.walk(tiles, nest.walking)
+        owner, tiles = next(walk)
+        out, lse = self.share(rows, tiles, owner)
+        out = self.widen(out)
+        for owner, tiles in walk:  # noqa: B020 - as in the module: the name is bound anew
+            for block in self.blocks(owner):
+                self.kernel(rows, tiles, (out, lse), block, merge=True)
+        return self.narrow(out), lse
+
+    def attend_empty(self, rows: list[_Live], tiles: Tiles) -> tuple[_Live, _Live]:
+        """The same, from nothing: no tile covers all rows at once."""
+        elements = self.plan.nbytes("out", self.mesh.names) // self.plan.itemsize("inputs")
+        out = self.empty("out", elements * self.plan.itemsize("accumulator"))
+        lse = self.empty("lse", self.plan.nbytes("lse", self.mesh.names))
+        self.events.append(Fill((out.number, lse.number)))
+        if not self.plan.nest.walking:
+            for block in self.blocks({}):
+                self.kernel(rows, tiles, (out, lse), block, merge=True)
+        else:
+            for owner, tile in self.walk(tiles, self.plan.nest.walking):
+                for block in self.blocks(owner):
+                    self.kernel(rows, tile, (out, lse), block, merge=True)
+        return self.narrow(out), lse
+
+    def blocks(self, owner: Owners) -> tuple[Block, ...]:
+        """What the mask leaves of an owner's tile."""
+        program = self.plan.program
+        return visible(program.mask, self.plan.rows(self.place), self.plan.columns(owner))
+
+    def walk(self, tiles: Tiles, stages: tuple[Gather | Walk, ...]) -> Iterator:
+        """Yield (owner, tiles) for every tile of a nest whose first stage is a walk."""
+        levels = walk_levels(stages)
+        spares, longer = [], 1
+        for dim, gathers in levels:
+            spares.append(self.spare(dim, tiles, longer))
+            for stage in gathers:
+                longer *= self.mesh.extent(stage.dim)
+        held: list[Tiles | None] = [None] * len(levels)  # the loop variables of the nest
+
+        def level(index: int, tiles: Tiles, owner: Owners) -> Iterator:
+            dim, gathers = levels[index]
+            ring = self.ring(tiles, dim, spares[index])
+            for stage in gathers:
+                ring = self.gather_ahead(ring, stage)
+            for part, tile in ring:
+                held[index] = tile
+                if index + 1 == len(levels):
+                    yield {**owner, **part}, tile
+                else:
+                    yield from level(index + 1, tile, {**owner, **part})
+
+        yield from level(0, tiles, {})
+
+    def spare(self, dim: str, tiles: Tiles, longer: int) -> list[Tiles]:
+        """Two sets of receive buffers for a ring, or the one that a ring of two needs."""
+        count = min(2, self.mesh.extent(dim) - 1)
+        names = self.plan.nest.tensors
+        return [
+            tuple(
+                self.empty(f"{name} arriving along {dim}", x.nbytes * longer)
+                for name, x in zip(names, tiles, strict=True)
+            )
+            for _ in range(count)
+        ]
+
+    def ring(self, tiles: Tiles, dim: str, spare: list[Tiles]) -> Iterator:
+        """Yield (owner, tiles) for every rank, ours first; the next arrive while one is used."""
+        size, me = self.mesh.extent(dim), self.place[dim]
+        for step in range(size - 1):
+            into = spare[step % 2]
+            op = self.next_op()
+            recvs = tuple(Message((me - 1) % size, x.number) for x in into)
+            sends = tuple(Message((me + 1) % size, x.number) for x in tiles)
+            self.events.append(Batch(op, dim, sends, recvs))
+            yield {dim: (me - step) % size}, tiles
+            self.events.append(Wait(op))
+            tiles = into
+        yield {dim: (me + 1) % size}, tiles
+
+    def gather(self, tiles: Tiles, stage: Gather) -> Tiles:
+        """All tiles along a dimension, joined in global order."""
+        parts = self.parts(tiles, stage)
+        return self.join(parts, self.start_gather(tiles, parts, stage), stage)
+
+    def gather_ahead(self, walk: Iterator, stage: Gather) -> Iterator:
+        """Gather every tile of a walk; the next one's gather runs while one is used."""
+        owner, tiles = next(walk)
+        parts = self.parts(tiles, stage)
+        gathered = self.join(parts, self.start_gather(tiles, parts, stage), stage)
+        for following, tiles in walk:  # noqa: B020 - as in the module: the name is bound anew
+            ops = self.start_gather(tiles, parts, stage)
+            yield owner, gathered
+            owner, gathered = following, self.join(parts, ops, stage)
+        yield owner, gathered
+
+    def parts(self, tiles: Tiles, stage: Gather) -> Tiles:
+        """Buffers for the parts of all ranks along a dimension."""
+        names, size = self.plan.nest.tensors, self.mesh.extent(stage.dim)
+        return tuple(
+            self.empty(f"{name} from {stage.dim}", x.nbytes * size)
+            for name, x in zip(names, tiles, strict=True)
+        )
+
+    def start_gather(self, tiles: Tiles, parts: Tiles, stage: Gather) -> list[int]:
+        """Start one all-gather per tensor."""
+        ops = []
+        for x, into in zip(tiles, parts, strict=True):
+            ops.append(self.next_op())
+            self.events.append(Collective(ops[-1], stage.dim, "all-gather", x.number, into.number))
+        return ops
+
+    def join(self, parts: Tiles, ops: list[int], stage: Gather) -> Tiles:
+        """Wait for the parts, and copy them into global order."""
+        self.events += [Wait(op) for op in ops]
+        joined = []
+        for name, x in zip(self.plan.nest.tensors, parts, strict=True):
+            joined.append(self.empty(f"{name} gathered over {stage.dim}", x.nbytes))
+            self.events.append(Unpack(x.number, joined[-1].number, "sequence", stage.join))
+        return tuple(joined)
+
+    # --- one block ----------------------------------------------------------------------------
+
+    def kernel(
+        self, rows: list[_Live], tiles: Tiles, outputs: tuple[_Live, ...], block: Block, merge: bool
+    ) -> None:
+        """The body on one block; its share is merged into the outputs, or is them."""
+        inputs = tuple(x.number for x in (*rows, *tiles))
+        numbers = tuple(x.number for x in outputs)
+        scratch = scratch_bytes(self.plan, block, merge)
+        self.events.append(Kernel(inputs, numbers, block, merge, scratch))
+
+    def share(self, rows: list[_Live], tiles: Tiles, owner: Owners) -> tuple[_Live, _Live]:
+        """The result of a tile that is one block of all rows."""
+        (block,) = self.blocks(owner)
+        out, lse = (
+            self.empty(name, nbytes)
+            for name, nbytes in zip(("out", "lse"), share_bytes(self.plan, block), strict=True)
+        )
+        self.kernel(rows, tiles, (out, lse), block, merge=False)
+        return out, lse
+
+    def widen(self, out: _Live) -> _Live:
+        """In the accumulator's dtype; the same buffer if it is that already."""
+        if self.plan.itemsize("inputs") == self.plan.itemsize("accumulator"):
+            return out
+        return self.cast(out, self.plan.itemsize("accumulator"))
+
+    def narrow(self, out: _Live) -> _Live:
+        """In the inputs' dtype; the same buffer if it is that already."""
+        if self.plan.itemsize("inputs") == self.plan.itemsize("accumulator"):
+            return out
+        return self.cast(out, self.plan.itemsize("inputs"))
+
+    def cast(self, out: _Live, itemsize: int) -> _Live:
+        """A copy with elements of another size."""
+        elements = self.plan.nbytes("out", self.mesh.names) // self.plan.itemsize("inputs")
+        other = self.empty("out", elements * itemsize)
+        self.events.append(Cast(out.number, other.number))
+        return other

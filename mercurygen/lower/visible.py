@@ -1,0 +1,73 @@
+"""Which part of a tile the mask leaves, as blocks that a kernel can do.
+
+Rows and columns are ascending lists of chunks of the sequence. A kernel does a block that is full,
+or a square that the diagonal cuts; a tile is cut into such blocks, in row order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import lru_cache
+from typing import NamedTuple
+
+MOST_BLOCKS = 8  # of one tile: beyond that the kernel calls are too small
+
+
+class Block(NamedTuple):
+    """A part of a tile: half-open ranges of row and column chunks.
+
+    Attributes:
+        rows: (start, stop) among the row chunks.
+        cols: (start, stop) among the column chunks.
+        causal: whether the diagonal cuts it; it is then square.
+    """
+
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    causal: bool
+
+
+@lru_cache(maxsize=65536)
+def visible(mask: str, rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Block, ...]:
+    """Blocks of rows x cols that the mask leaves; together they cover each live pair once.
+
+    Args:
+        mask: "full" or "causal".
+        rows: chunks of the queries, ascending.
+        cols: chunks of the keys, ascending.
+    """
+    if mask == "full":
+        return (Block((0, len(rows)), (0, len(cols)), False),)
+    blocks = []
+    start = 0
+    while start < len(rows):
+        before = bisect_left(cols, rows[start])  # chunks that lie wholly before this one
+        stop = start
+        while stop < len(rows) and _at(cols, before + stop - start) == rows[stop]:
+            stop += 1  # our own chunks: a square on the diagonal
+        square = stop > start
+        if not square:
+            while stop < len(rows) and bisect_left(cols, rows[stop]) == before:
+                if _at(cols, before) == rows[stop]:
+                    break
+                stop += 1
+        if before:
+            blocks.append(Block((start, stop), (0, before), False))
+        if square:
+            blocks.append(Block((start, stop), (before, before + stop - start), True))
+        start = stop
+    return tuple(blocks)
+
+
+def _at(chunks: tuple[int, ...], index: int) -> int | None:
+    return chunks[index] if index < len(chunks) else None
+
+
+def live_pairs(block: Block, chunk: int) -> int:
+    """Live (query, key) pairs of a block, with `chunk` tokens a chunk.
+
+    A square of n tokens on the diagonal has n (n + 1) / 2.
+    """
+    height = (block.rows[1] - block.rows[0]) * chunk
+    width = (block.cols[1] - block.cols[0]) * chunk
+    return height * (height + 1) // 2 if block.causal else height * width

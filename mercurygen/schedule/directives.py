@@ -1,0 +1,180 @@
+"""What a schedule can say: one immutable record per directive, each with its text.
+
+`str(directive)` is the line of a `.sched` file; `mercurygen.schedule.text` reads it back. The
+records hold more than this version lowers (direct, both, skewed, tile, join, reorder): those are
+refused by `mercurygen.schedule.apply`, by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Names as a schedule lists them."""
+    return ", ".join(names)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTokens:
+    """`order S: zigzag over node, gpu`: which tokens a rank owns."""
+
+    axis: str
+    kind: str
+    dims: tuple[str, ...]
+
+    def __str__(self) -> str:
+        over = f" over {listed(self.dims)}" if self.dims else ""
+        return f"order {self.axis}: {self.kind}{over}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """`pin q, k: S over node` or `pin q: replicated`: the layout that the caller has and wants."""
+
+    tensors: tuple[str, ...]
+    axis: str | None
+    dims: tuple[str, ...]
+
+    def __str__(self) -> str:
+        where = f"{self.axis} over {listed(self.dims)}" if self.axis else "replicated"
+        return f"pin {listed(self.tensors)}: {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """`reshard q, k, v: S to H along gpu`: one collective at the border."""
+
+    tensors: tuple[str, ...]
+    source: str
+    target: str
+    dim: str
+
+    def __str__(self) -> str:
+        return f"reshard {listed(self.tensors)}: {self.source} to {self.target} along {self.dim}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelize:
+    """`parallelize H over gpu`: the iterations of an axis are split over dimensions."""
+
+    axis: str
+    dims: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"parallelize {self.axis} over {listed(self.dims)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """`shard k, v: S_kv over gpu`: stored split, gathered where all of it is needed."""
+
+    tensors: tuple[str, ...]
+    axis: str
+    dims: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"shard {listed(self.tensors)}: {self.axis} over {listed(self.dims)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """`replicate k, v over gpu`: every rank is given all of it."""
+
+    tensors: tuple[str, ...]
+    dims: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"replicate {listed(self.tensors)} over {listed(self.dims)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """One dimension of a shift, with its options.
+
+    Attributes:
+        dim: the mesh dimension.
+        options: words that follow it, sorted: "direct", "reverse", "both", "skewed", or
+            ("prefetch", n) as "prefetch n".
+    """
+
+    dim: str
+    options: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join((self.dim, *self.options))
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """`shift k, v: S_kv along node, gpu`: stored split, and comes by tile by tile."""
+
+    tensors: tuple[str, ...]
+    axis: str
+    along: tuple[Along, ...]
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The dimensions, outermost loop first."""
+        return tuple(along.dim for along in self.along)
+
+    def __str__(self) -> str:
+        along = ", ".join(map(str, self.along))
+        return f"shift {listed(self.tensors)}: {self.axis} along {along}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`tile H by 4`: equal parts of what a rank sees of an axis, looped over."""
+
+    axis: str
+    parts: int
+
+    def __str__(self) -> str:
+        return f"tile {self.axis} by {self.parts}"
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """`join H, G`: one axis of several, the first major."""
+
+    axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"join {listed(self.axes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reorder:
+    """`reorder H, S_kv`: the order of the tile loops, outermost first."""
+
+    axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"reorder {listed(self.axes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """`patch body with aten`: which local kernel runs the body."""
+
+    body: str
+    kernel: str
+
+    def __str__(self) -> str:
+        return f"patch {self.body} with {self.kernel}"
+
+
+Directive = (
+    OrderTokens
+    | Pin
+    | Reshard
+    | Parallelize
+    | Shard
+    | Replicate
+    | Shift
+    | Tile
+    | Join
+    | Reorder
+    | Patch
+)

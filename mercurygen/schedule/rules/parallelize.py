@@ -1,0 +1,61 @@
+"""`parallelize H over gpu`: the iterations of an axis are split over mesh dimensions.
+
+before: axis H = 8
+after:  axis H = 8 over gpu
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mercurygen.errors import Refusal
+from mercurygen.ir.program import Program
+from mercurygen.schedule.directives import Parallelize
+from mercurygen.schedule.rules.common import unknown_axis, unknown_dim
+
+
+def refuse(program: Program, d: Parallelize) -> Refusal | None:
+    """Unknown names, a dimension used twice, an axis that this version does not split."""
+    found = unknown_axis(program, d.axis) or unknown_dim(program, d.dims)
+    if found:
+        return found
+    for dim in d.dims:
+        taken = program.parallel_axis(dim)
+        if taken is not None:
+            return Refusal(
+                "parallelized-twice",
+                lambda dim=dim, taken=taken: (
+                    f"{dim} already splits {taken}",
+                    f"every dimension has exactly one parallelize: drop one, or split {dim} "
+                    "into two dimensions in `mesh`",
+                ),
+            )
+    if d.axis not in splittable(program):
+        return Refusal(
+            "axis-not-parallel",
+            lambda: (
+                f"{d.axis} cannot be split over {', '.join(d.dims)} by this version",
+                "it splits " + " and ".join(splittable(program)),
+            ),
+        )
+    return None
+
+
+def splittable(program: Program) -> tuple[str, ...]:
+    """Axes that can be split: every output carries them, so that no result is partial.
+
+    Of those, what a caller can hold split: the rows of the mask, and leading head axes.
+    """
+    axes = [axis.name for axis in program.axes]
+    complete = [a for a in axes if all(t.carries(a) for t in program.outputs)]
+    heads = [a for a in complete if all(t.carries(a) for t in program.inputs) and a != "B"]
+    return (program.mask_axes[0], *heads)
+
+
+def rewrite(program: Program, d: Parallelize) -> Program:
+    """The program with the axis on these dimensions."""
+    parallel = tuple(
+        d.axis if dim in d.dims else old
+        for dim, old in zip(program.mesh.names, program.parallel, strict=True)
+    )
+    return replace(program, parallel=parallel)

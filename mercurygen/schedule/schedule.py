@@ -1,0 +1,62 @@
+"""A schedule: the header that says what it is for, and the directives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mercurygen.ir.mesh import Link, Mesh
+from mercurygen.ir.problem import Problem
+from mercurygen.schedule.directives import Directive
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The topology that a schedule was made for, as its header names it.
+
+    Attributes:
+        name: of the topology.
+        digest: "sha256:" and 16 hexadecimal digits of the topology's file.
+        levels: all levels of the topology, outermost first.
+    """
+
+    name: str
+    digest: str
+    levels: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that an emitted module is made from, besides the operator's source.
+
+    Attributes:
+        operator: name of a shipped operator or `path.py::function`.
+        problem: over all tensor-parallel ranks.
+        target: the topology.
+        group: ranks of the operator per level, in the order of `target.levels`.
+        tp: tensor-parallel ranks that share the heads; they run beside each other.
+        mesh: the dimensions of the group's ranks.
+        directives: in written order.
+        comments: comment lines at the head of the file, without `# `.
+    """
+
+    operator: str
+    problem: Problem
+    target: Target
+    group: tuple[int, ...]
+    tp: int
+    mesh: Mesh
+    directives: tuple[Directive, ...]
+    comments: tuple[str, ...] = ()
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The levels as the group occupies them."""
+        return tuple(
+            Link(level.level, size, level.name, level.bandwidth)
+            for level, size in zip(self.target.levels, self.group, strict=True)
+        )
+
+    @property
+    def local_problem(self) -> Problem:
+        """The problem of this group: the heads that tensor parallelism leaves it."""
+        return self.problem.split_heads(self.tp)
