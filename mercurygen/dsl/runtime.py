@@ -1,0 +1,300 @@
+"""One run of an operator on one device: tiles of inputs in, contributions to outputs out.
+
+An operator that runs as written and one that is interpreted both act on a `Run`; they differ
+only in who evaluates the lines in between. torch is imported by the first run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from mercurygen.errors import UserError, closest
+from mercurygen.ir.operator import DOMAINS, AxisDecl, TensorDecl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEFAULT_TILE = 128  # of a run, for an axis without a granularity
+Merger: TypeAlias = Callable[..., "tuple[Any, ...]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The positions start..stop-1 of an axis."""
+
+    axis: str
+    start: int
+    stop: int
+
+
+Index: TypeAlias = "int | Tile | slice"  # a point, a tile, or `:`
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """How contributions to some outputs are merged."""
+
+    outputs: tuple[str, ...]
+    identity: tuple[int | float, ...]
+    merge: Merger
+
+
+class Run:
+    """The tensors, extents and accumulators of one run.
+
+    Args:
+        axes: declarations; their `tile` is the default size of a tile.
+        tensors: declarations of inputs and outputs.
+        given: the input tensors by name.
+        mask: one of DOMAINS, or None for an operator without a mask.
+        mask_axes: rows and columns of the mask.
+        tiles: sizes of tiles by axis, where not the default.
+        positions: global positions of an axis' indices ([extent], integer), where not 0, 1, ...
+    """
+
+    def __init__(
+        self,
+        axes: Sequence[AxisDecl],
+        tensors: Sequence[TensorDecl],
+        given: Mapping[str, Tensor],
+        mask: str | None = None,
+        mask_axes: tuple[str, str] | None = None,
+        tiles: Mapping[str, int] | None = None,
+        positions: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        import torch
+
+        self.declared = {t.name: t for t in tensors}
+        inputs = [t for t in tensors if t.role == "input"]
+        _check_names({t.name for t in inputs}, given)
+        self.given = dict(given)
+        self.dtype = _input_dtype(inputs, given)
+        self.accumulator = torch.promote_types(self.dtype, torch.float32)
+        self.device = next(iter(given.values())).device if given else torch.device("cpu")
+        self.extents = bind_extents(inputs, {n: tuple(x.shape) for n, x in given.items()})
+        self.tile_sizes = self._tile_sizes(axes, tiles or {})
+        self.mask, self.mask_axes = _check_mask(mask, mask_axes), mask_axes
+        self.positions = {n: self._checked(n, p) for n, p in (positions or {}).items()}
+        self.groups: dict[str, Accumulation] = {}
+        self.accumulators = {t.name: self._zeros(t, 0) for t in tensors if t.role == "output"}
+        self.pending: dict[str, tuple[tuple[Index, ...], Tensor]] = {}
+
+    def combine(self, how: Accumulation) -> None:
+        """Merge contributions to these outputs so; the accumulators become the identities."""
+        for name, identity in zip(how.outputs, how.identity, strict=True):
+            self.groups[name] = how
+            self.accumulators[name] = self._zeros(self.declared[name], identity)
+
+    def scalar(self, value: float) -> Tensor:
+        """A number as a tensor [] of the accumulators' dtype."""
+        import torch
+
+        return torch.tensor(value, dtype=self.accumulator, device=self.device)
+
+    def points(self, axes: Sequence[str]) -> Iterator[tuple[int, ...]]:
+        """Every combination of single indices, the last axis fastest."""
+        return itertools.product(*(range(self.extents[axis]) for axis in axes))
+
+    def tiles(self, axes: Sequence[str]) -> Iterator[tuple[Tile, ...]]:
+        """Every combination of tiles, the last axis fastest."""
+        return itertools.product(*(self._tiles_of(axis) for axis in axes))
+
+    def load(self, name: str, index: tuple[Index, ...]) -> Tensor:
+        """A tile of an input: dimensions with a point are dropped, those not named are whole."""
+        tile = self.given[name][_slices(index)]
+        return tile if self.declared[name].dtype == "integer" else tile.to(self.accumulator)
+
+    def position(self, axis: str, index: Index) -> Tensor:
+        """Global positions of a tile ([tile]) or a point ([]), int64."""
+        import torch
+
+        if axis in self.positions:
+            return self.positions[axis][_slices((index,))[0]]
+        if isinstance(index, Tile):
+            return torch.arange(index.start, index.stop, device=self.device)
+        return torch.tensor(index, device=self.device)
+
+    def live(self, rows: Index, columns: Index) -> Tensor:
+        """Which pairs of positions are live: [rows, columns] bool."""
+        import torch
+
+        assert self.mask_axes is not None
+        row = self.position(self.mask_axes[0], rows)[..., None]
+        column = self.position(self.mask_axes[1], columns)
+        if self.mask == "causal":
+            return column <= row
+        return torch.ones_like(column <= row)
+
+    def contribute(self, name: str, index: tuple[Index, ...], value: Any) -> None:
+        """Merge a contribution, as soon as all that are merged together are there."""
+        self.pending[name] = (index, self._contribution(name, index, value))
+        how = self.groups.get(name)
+        group = how.outputs if how else (name,)
+        if not all(output in self.pending for output in group):
+            return
+        parts = [self.pending.pop(output) for output in group]
+        values = tuple(value for _, value in parts)
+        if how:
+            # copies: autograd may keep what the merge reads, and the accumulators are overwritten
+            slices = [_slices(index) for index, _ in parts]
+            states = [
+                self.accumulators[output][s].clone()
+                for output, s in zip(group, slices, strict=True)
+            ]
+            values = how.merge(*states, *values)
+        for output, (index, _), value in zip(group, parts, values, strict=True):
+            self.accumulators[output][_slices(index)] = value
+
+    def results(self) -> dict[str, Tensor]:
+        """The outputs, in their own dtypes."""
+        if self.pending:
+            names = ", ".join(f"`{name}`" for name in self.pending)
+            raise UserError("dsl-output", f"{names} got a contribution without its partners")
+        return {
+            name: x.to(self.dtype) if self.declared[name].dtype == "inputs" else x
+            for name, x in self.accumulators.items()
+        }
+
+    def _tile_sizes(self, axes: Sequence[AxisDecl], tiles: Mapping[str, int]) -> dict[str, int]:
+        known = [axis.name for axis in axes]
+        for name, size in tiles.items():
+            if name not in known:
+                raise UserError("dsl-axis", f"no axis `{name}`", help=closest(name, known))
+            if not isinstance(size, int) or size < 1:
+                raise UserError("dsl-axis", f"a tile of `{name}` cannot be {size!r} long")
+        default = {a.name: a.tile if a.tile > 1 else DEFAULT_TILE for a in axes}
+        return default | dict(tiles)
+
+    def _checked(self, axis: str, positions: Tensor) -> Tensor:
+        if axis not in self.extents:
+            raise UserError("dsl-axis", f"no axis `{axis}`", help=closest(axis, self.extents))
+        if tuple(positions.shape) != (self.extents[axis],):
+            message = f"positions of `{axis}` have shape {list(positions.shape)}"
+            raise UserError("dsl-shape", f"{message}, its extent is {self.extents[axis]}")
+        return positions.to(self.device)
+
+    def _tiles_of(self, axis: str) -> list[Tile]:
+        extent, size = self.extents[axis], self.tile_sizes[axis]
+        return [Tile(axis, s, min(s + size, extent)) for s in range(0, extent, size)]
+
+    def _zeros(self, decl: TensorDecl, value: int | float) -> Tensor:
+        import torch
+
+        shape = []
+        for dim in decl.dims:
+            size = 1
+            for axis in dim:
+                size *= self.extents[axis]
+            shape.append(size)
+        dtype = torch.int64 if decl.dtype == "integer" else self.accumulator
+        return torch.full(shape, value, dtype=dtype, device=self.device)
+
+    def _contribution(self, name: str, index: tuple[Index, ...], value: Any) -> Tensor:
+        import torch
+
+        region, value = self.accumulators[name][_slices(index)], torch.as_tensor(value)
+        if value.shape != region.shape:
+            raise UserError(
+                "dsl-shape",
+                f"a contribution to `{name}` has shape {list(value.shape)}, "
+                f"and its tile {list(region.shape)}",
+            )
+        if value.is_floating_point() and not region.is_floating_point():
+            raise UserError("dsl-dtype", f"`{name}` holds integers, got {value.dtype}")
+        return value.to(region.dtype)
+
+
+def bind_extents(
+    inputs: Sequence[TensorDecl], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
+    """The extent of every axis, from the shapes of the inputs.
+
+    A dimension that carries several axes gives the last one that no other dimension gives.
+    """
+    for decl in inputs:
+        if len(shapes[decl.name]) != len(decl.dims):
+            raise UserError(
+                "dsl-shape",
+                f"`{decl.name}` has {len(shapes[decl.name])} dimensions, "
+                f"declared {len(decl.dims)}: {show_dims(decl.dims)}",
+            )
+    dims = [
+        (t.name, n, dim, size)
+        for t in inputs
+        for n, (dim, size) in enumerate(zip(t.dims, shapes[t.name], strict=True), 1)
+    ]
+    extents: dict[str, int] = {}
+    progress = True
+    while progress:
+        progress = False
+        for _, _, dim, size in dims:
+            unknown = [axis for axis in dim if axis not in extents]
+            if len(unknown) == 1:
+                known = _product(extents[axis] for axis in dim if axis in extents)
+                extents[unknown[0]] = size // known if known else 0
+                progress = True
+    for name, n, dim, size in dims:
+        wanted = _product(extents[axis] for axis in dim)
+        if wanted != size:
+            text = " * ".join(dim)
+            raise UserError(
+                "dsl-shape",
+                f"dimension {n} of `{name}` is {size}, and {text} cannot be that",
+                note=", ".join(f"{axis} is {extents[axis]}" for axis in dim),
+            )
+    return extents
+
+
+def solvable(inputs: Sequence[TensorDecl]) -> set[str]:
+    """The axes whose extents `bind_extents` will find."""
+    found: set[str] = set()
+    while True:
+        unknown = ([a for a in dim if a not in found] for t in inputs for dim in t.dims)
+        new = {rest[0] for rest in unknown if len(rest) == 1}
+        if not new:
+            return found
+        found |= new
+
+
+def show_dims(dims: Sequence[Sequence[str]]) -> str:
+    """[B, S_q, H * G, D]"""
+    return "[" + ", ".join(" * ".join(dim) for dim in dims) + "]"
+
+
+def _product(numbers: Iterator[int]) -> int:
+    total = 1
+    for number in numbers:
+        total *= number
+    return total
+
+
+def _slices(index: tuple[Index, ...]) -> tuple[int | slice, ...]:
+    return tuple(slice(i.start, i.stop) if isinstance(i, Tile) else i for i in index)
+
+
+def _check_names(expected: set[str], given: Mapping[str, Any]) -> None:
+    for name in sorted(expected - set(given)):
+        raise UserError("dsl-argument", f"no tensor for input `{name}`")
+    for name in sorted(set(given) - expected):
+        raise UserError("dsl-argument", f"no input `{name}`", help=closest(name, expected))
+
+
+def _check_mask(mask: str | None, axes: tuple[str, str] | None) -> str | None:
+    if axes is None and mask is not None:
+        raise UserError("dsl-mask", "the operator has no mask")
+    if axes is not None and mask not in DOMAINS:
+        raise UserError("dsl-mask", f"unknown mask {mask!r}", help=closest(str(mask), DOMAINS))
+    return mask
+
+
+def _input_dtype(inputs: Sequence[TensorDecl], given: Mapping[str, Tensor]) -> Any:
+    import torch
+
+    dtypes = {t.name: given[t.name].dtype for t in inputs if t.dtype == "inputs"}
+    if len(set(dtypes.values())) > 1:
+        listed = ", ".join(f"{name} {str(dtype)}" for name, dtype in dtypes.items())
+        raise UserError("dsl-dtype", f"the inputs must have one dtype: {listed}")
+    return next(iter(dtypes.values()), torch.float32)
