@@ -1,0 +1,226 @@
+"""Emitted text of the nest: how tiles come by, what the mask leaves of each, and the merge."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Literal
+
+from mercurygen.emit.border import outer_argument
+from mercurygen.emit.words import letters
+from mercurygen.lower.plan import Plan, walk_levels
+from mercurygen.lower.visible import Block, visible
+
+Form = Literal["all", "before", "halves", "chunks"]
+
+
+def mask_form(plan: Plan) -> Form:
+    """How the module decides what of a tile is seen.
+
+    "all": every tile whole. "before": tiles of earlier owners, whole. "halves": the early half
+    of an earlier owner's tile; all of a later owner's, by our late half. "chunks": by the numbers
+    of its chunks. A closed form is used only where it is what `visible` says for every pair.
+    """
+    if plan.program.mask == "full" or plan.nest.begin == "only":
+        return "all"
+    if plan.nest.begin == "first":
+        spans = [range(plan.program.mesh.extent(dim)) for dim in plan.row_dims]
+        places = [dict(zip(plan.row_dims, place, strict=True)) for place in product(*spans)]
+        slots = [plan.rows(place) for place in places]
+        for form in ("before", "halves"):
+            if _holds(form, slots):
+                return form
+    return "chunks"
+
+
+def _holds(form: str, slots: list[tuple[int, ...]]) -> bool:
+    return all(
+        visible("causal", rows, cols) == _closed_form(form, me, owner, len(rows))
+        for me, rows in enumerate(slots)
+        for owner, cols in enumerate(slots)
+        if me != owner
+    )
+
+
+def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]:
+    whole, half = (0, size), size // 2
+    if form == "before":
+        return (Block(whole, whole, False),) if owner < me else ()
+    if owner < me:
+        return (Block(whole, (0, half), False),)
+    return (Block((half, size), whole, False),)
+
+
+# --- the body on every tile -----------------------------------------------------------------
+
+
+def attend(plan: Plan) -> str:
+    """`_attend`: the body on every tile that comes by."""
+    nest, form = plan.nest, mask_form(plan)
+    groups = "".join(f", {dim}: dist.ProcessGroup" for dim in plan.row_dims)
+    lines = [
+        f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float)"
+        " -> tuple[Tensor, Tensor]:",
+        '    """q [B, s, h, D], k [B, t, k, D], v [B, t, k, E] -> out [B, s, h, E], lse [B, h, s]"""',
+    ]
+    tiles = "(k, v)" if plan.before else "(k.contiguous(), v.contiguous())"
+    for stage in nest.leading:
+        lines.append(f"    k, v = _gather({tiles}, {stage.dim}{outer_argument(plan, stage.join)})")
+        tiles = "(k, v)"
+    if nest.begin == "only":
+        lines.append("    return _block_forward(q, k, v, scale, causal=False)")
+        return "\n".join(lines)
+    if nest.walking:
+        lines.append(f"    tiles = {_walk_call(plan, tiles)}")
+    lines += _first(plan, form) if nest.begin == "first" else _empty()
+    if form == "chunks":
+        held = ", ".join(
+            f"[{dim}.rank()]" if dim in plan.row_dims else f'range(MESH["{dim}"])'
+            for dim in plan.program.order.dims
+        )
+        lines += [f"    mine = _chunks({held})", "    size = q.shape[1] // len(mine)"]
+    lines += _merges(plan, form)
+    return "\n".join([*lines, "    return out.to(q.dtype), lse"])
+
+
+def _walk_call(plan: Plan, tiles: str) -> str:
+    levels = walk_levels(plan.nest.walking)
+    if len(levels) > 1:
+        dims = ", ".join(stage.dim for stage in plan.nest.walking)
+        return f"_walk_tiles({tiles}, {dims})"
+    (dim, gathers), call = levels[0], f"_walk_ring({tiles}, {levels[0][0]})"
+    for stage in gathers:
+        call = f"_gather_ahead({call}, {stage.dim}{outer_argument(plan, stage.join)})"
+    return call
+
+
+def _first(plan: Plan, form: Form) -> list[str]:
+    """The first tile, our own, is one block: its result is what the others are merged into."""
+    owner = {"all": "", "chunks": "_, "}.get(form, "me, ")
+    tile = f"{owner}(k, v)" if owner else "k, v"
+    causal = plan.program.mask == "causal"
+    return [
+        "",
+        f"    {tile} = next(tiles)  # our own",
+        f"    out, lse = _block_forward(q, k, v, scale, causal={causal})",
+        "    out = out.to(lse.dtype)",
+    ]
+
+
+def _empty() -> list[str]:
+    return [
+        "",
+        "    dtype = torch.promote_types(q.dtype, torch.float32)",
+        "    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype)",
+        "    lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=dtype)",
+    ]
+
+
+def _merges(plan: Plan, form: Form) -> list[str]:
+    """The loop over the tiles that are left, and over what the mask leaves of each."""
+    whole = "_merge(out, lse, *_block_forward(q, k, v, scale, causal=False))"
+    if form == "all":
+        return ["    for k, v in tiles:", f"        {whole}"]
+    if form == "before":
+        return [
+            "    for owner, (k, v) in tiles:",
+            "        if owner < me:  # a later owner's tokens come after all of ours",
+            f"            {whole}",
+        ]
+    if form == "halves":
+        call = "*_block_forward(q[:, rows], k[:, cols], v[:, cols], scale, causal=False)"
+        return [
+            "    for owner, (k, v) in tiles:",
+            "        rows, cols = _visible(me, owner, q.shape[1])",
+            f"        _merge(out[:, rows], lse[:, :, rows], {call})",
+        ]
+    call = "*_block_forward(q[:, rows], k[:, cols], v[:, cols], scale, causal)"
+    loop = [
+        f"for rows, cols, causal in _visible(mine, {_tile_chunks(plan)}, size):",
+        f"    _merge(out[:, rows], lse[:, :, rows], {call})",
+    ]
+    if not plan.nest.walking:
+        return [f"    {line}" for line in loop]
+    return [f"    for {_owner(plan)}, (k, v) in tiles:", *(f"        {line}" for line in loop)]
+
+
+def _owner(plan: Plan) -> str:
+    """The owner of a tile, as the walk yields it: one index, or one along every walk."""
+    names = letters(plan.program.mesh.dims)
+    walks = [names[dim] for dim in plan.nest.walks]
+    return walks[0] if len(walks) == 1 else f"({', '.join(walks)})"
+
+
+def _tile_chunks(plan: Plan) -> str:
+    names = letters(plan.program.mesh.dims)
+    held = ", ".join(
+        f"[{names[dim]}]" if dim in plan.nest.walks else f'range(MESH["{dim}"])'
+        for dim in plan.program.order.dims
+    )
+    return f"_chunks({held})"
+
+
+# --- what the mask leaves -------------------------------------------------------------------
+
+
+def visible_functions(plan: Plan) -> list[str]:
+    """`_visible`, and `_chunks` where it is by their numbers."""
+    form = mask_form(plan)
+    if form == "halves":
+        return [_VISIBLE_HALVES]
+    if form == "chunks":
+        return [_VISIBLE_CHUNKS, _chunks(plan)]
+    return []
+
+
+_VISIBLE_HALVES = '''\
+def _visible(me: int, owner: int, seq: int) -> tuple[slice, slice]:
+    """Rows of q, and columns of k and v, that the causal mask leaves of another owner's tile."""
+    if owner < me:  # its early run is before all of ours, its late run after all
+        return slice(None), slice(0, seq // 2)
+    return slice(seq // 2, None), slice(None)  # our late run is after both of its runs'''
+
+_VISIBLE_CHUNKS = '''\
+def _visible(
+    rows: list[int], cols: list[int], size: int
+) -> Iterator[tuple[slice, slice, bool]]:
+    """Cut rows x cols, chunks of `size` tokens, into the blocks that the causal mask leaves.
+
+    Yields rows and columns, in tokens, and whether the diagonal cuts the block.
+    """
+
+    def kind(row: int) -> tuple[bool, int]:  # neighbours of one kind make a block
+        before, own = bisect_left(cols, rows[row]), rows[row] in cols
+        return own, before - row if own else before
+
+    for (own, _), run in groupby(range(len(rows)), kind):
+        first, *rest = run
+        span = slice(first * size, (first + 1 + len(rest)) * size)
+        before = bisect_left(cols, rows[first])  # chunks that lie wholly before these
+        if before:
+            yield span, slice(0, before * size), False
+        if own:  # their own chunks: a square on the diagonal
+            yield span, slice(before * size, (before + 1 + len(rest)) * size), True'''
+
+
+def _chunks(plan: Plan) -> str:
+    """`_chunks`: from coordinates to the chunks that their ranks own."""
+    order, mesh = plan.program.order, plan.program.mesh
+    dims = tuple(dim for dim in mesh.dims if dim.name in order.dims)
+    names = letters(dims)
+    number = ""
+    for dim in dims:
+        number = f'({number}) * MESH["{dim.name}"] + ' if " " in number else (
+            f'{number} * MESH["{dim.name}"] + ' if number else ""
+        )
+        number += names[dim.name]
+    loops = " ".join(f"for {names[dim.name]} in {dim.name}" for dim in dims)
+    parameters = ", ".join(f"{dim.name}: Iterable[int]" for dim in dims)
+    lines = [
+        f"def _chunks({parameters}) -> list[int]:",
+        '    """Numbers of the chunks that the ranks at these places own, in global order."""',
+    ]
+    last = order.chunks(mesh) - 1
+    if order.halves == 1:
+        return "\n".join([*lines, f"    return [{number} {loops}]"])
+    lines.append(f"    ranks = [{number} {loops}]")
+    return "\n".join([*lines, f"    return [*ranks, *({last} - rank for rank in reversed(ranks))]"])
