@@ -1,0 +1,70 @@
+"""What a plan moves: bytes that each rank sends, per mesh dimension and per topology level.
+
+A transfer crosses the link of the outermost level in which the two ranks differ. Collectives go
+as the ring all-gather (everything to the next neighbour, n - 1 times) and the direct all-to-all
+(a part to each) do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mercurygen.check.report import Spread, Traffic
+from mercurygen.ir.mesh import Link, cover
+from mercurygen.lower.events import Batch, Collective, Trace
+from mercurygen.lower.plan import Plan
+
+
+def measure(plan: Plan, traces: tuple[Trace, ...], links: tuple[Link, ...]) -> Traffic:
+    """Bytes and steps of one call, exact for every rank."""
+    mesh = plan.program.mesh
+    cover(mesh, links)  # the mesh and the levels number the same ranks in the same order
+    sent = {dim: [0] * mesh.size for dim in mesh.names}
+    crossing = {link.level: [0] * mesh.size for link in links}
+    steps = dict.fromkeys(mesh.names, 0)
+    for trace in traces:
+        started = dict.fromkeys(mesh.names, 0)
+        groups = {dim: mesh.group(trace.rank, dim) for dim in mesh.names}
+        for event in trace.events:
+            if not isinstance(event, Batch | Collective):
+                continue
+            started[event.dim] += 1
+            for peer, nbytes in transfers(groups[event.dim], trace, event):
+                sent[event.dim][trace.rank] += nbytes
+                level = links[outermost(links, trace.rank, peer)].level
+                crossing[level][trace.rank] += nbytes
+        steps = {dim: max(steps[dim], started[dim]) for dim in mesh.names}
+    return Traffic(
+        {dim: Spread(tuple(values)) for dim, values in sent.items()},
+        {level: Spread(tuple(values)) for level, values in crossing.items()},
+        steps,
+    )
+
+
+def transfers(
+    group: tuple[int, ...], trace: Trace, event: Batch | Collective
+) -> Iterator[tuple[int, int]]:
+    """(rank, bytes) of everything that one operation of a group makes this rank send."""
+    if isinstance(event, Batch):
+        for message in event.sends:
+            yield group[message.peer], trace.buffers[message.buffer].nbytes
+        return
+    nbytes, size = trace.buffers[event.source].nbytes, len(group)
+    if event.kind == "all-gather":
+        following = group[(group.index(trace.rank) + 1) % size]
+        yield following, (size - 1) * nbytes
+        return
+    for peer in group:
+        if peer != trace.rank:
+            yield peer, nbytes // size
+
+
+def outermost(links: tuple[Link, ...], one: int, other: int) -> int:
+    """Index of the outermost level in which two different ranks differ; row-major."""
+    found = 0
+    for index in reversed(range(len(links))):
+        one, here = divmod(one, links[index].size)
+        other, there = divmod(other, links[index].size)
+        if here != there:
+            found = index
+    return found
