@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mercurygen.emit.templates import render
+from mercurygen.emit.words import variable
 from mercurygen.ir.layout import Interleaving
 from mercurygen.lower.plan import Gather, Plan
 
@@ -27,9 +28,13 @@ def before(plan: Plan) -> list[str]:
     """Lines of the public function before the body."""
     lines = []
     for swap in plan.before:
+        group = f"{variable(swap.dim)}{outer_argument(plan, swap.join)}"
+        if len(swap.tensors) == 1:
+            name = swap.tensors[0]
+            lines.append(f"{name} = _sequence_to_heads({name}, {group})")
+            continue
         names = ", ".join(swap.tensors)
-        call = f"_sequence_to_heads(x, {swap.dim}{outer_argument(plan, swap.join)})"
-        lines.append(f"{names} = ({call} for x in ({names}))")
+        lines.append(f"{names} = (_sequence_to_heads(x, {group}) for x in ({names}))")
     return lines
 
 
@@ -37,11 +42,11 @@ def after(plan: Plan) -> list[str]:
     """Lines of the public function after the body, up to its return."""
     lines, lse = [], []
     for swap in plan.after:
-        outer = outer_argument(plan, swap.join)
+        group = f"{variable(swap.dim)}{outer_argument(plan, swap.join)}"
         if not swap.optional:
-            lines.append(f"out = _heads_to_sequence(out, {swap.dim}{outer})")
+            lines.append(f"out = _heads_to_sequence(out, {group})")
         else:
-            lse.append(f"lse = _heads_to_sequence(lse, {swap.dim}{outer})")
+            lse.append(f"lse = _heads_to_sequence(lse, {group})")
     if not lse:
         return [*lines, "return (out, lse) if return_lse else out"]
     lines += ["if return_lse:", "    lse = lse.transpose(1, 2).unsqueeze(3)  # [B, s, h, 1]"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from mercurygen.emit import border
+from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Plan
 
 
@@ -62,15 +63,16 @@ def function(plan: Plan) -> str:
 
 def _body(plan: Plan) -> list[str]:
     names = plan.program.mesh.names
+    groups = [variable(name) for name in names]
     lines = []
     if len(names) == 1:
-        lines.append(f'{names[0]} = mesh.get_group("{names[0]}")')
+        lines.append(f'{groups[0]} = mesh.get_group("{names[0]}")')
     elif names:
-        lines.append(f"{', '.join(names)} = (mesh.get_group(name) for name in MESH)")
+        lines.append(f"{', '.join(groups)} = (mesh.get_group(name) for name in MESH)")
     lines += ["", *border.before(plan)]
     if plan.nest.stages or plan.program.replicated:
-        groups = "".join(f", {dim}" for dim in plan.row_dims)
-        lines.append(f"out, lse = _attend(q, k, v{groups}, scale)")
+        given = "".join(f", {variable(dim)}" for dim in plan.row_dims)
+        lines.append(f"out, lse = _attend(q, k, v{given}, scale)")
     else:
         causal = plan.program.mask == "causal"
         lines.append(f"out, lse = _block_forward(q, k, v, scale, causal={causal})")

@@ -84,8 +84,8 @@ def _link_names(schedule: Schedule) -> dict[str, str]:
 
 
 def _swap_row(plan: Plan, swap: Swap) -> tuple[str, str, str]:
-    size, names = swap.join.n, plan.program.mesh.names
-    moved = (f"{name} {mib(plan.nbytes(name, names) * (size - 1) / size)}" for name in swap.tensors)
+    size = swap.join.n
+    moved = (f"{x} {mib(plan.held_bytes(x) * (size - 1) / size)}" for x in swap.tensors)
     return swap.dim, "all-to-all", ", ".join(moved)
 
 
@@ -121,8 +121,7 @@ def peak_bytes(plan: Plan) -> int:
 
 
 def _memory(plan: Plan) -> str:
-    names = plan.program.mesh.names
-    inputs = sum(plan.nbytes(tensor.name, names) for tensor in plan.program.inputs)
+    inputs = sum(plan.held_bytes(tensor.name) for tensor in plan.program.inputs)
     multiple, split = global_multiple(plan), head_split(plan)
     needs = [f"the whole sequence a multiple of {multiple}"] if multiple > 1 else []
     needs += [f"K of {split}"] if split > 1 else []

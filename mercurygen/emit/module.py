@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from math import lcm
+from math import lcm, prod
 
 from mercurygen.emit import border, entry, header, nest, walk
 from mercurygen.emit.templates import render
-from mercurygen.emit.words import plural
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.schedule import Schedule
 
@@ -147,10 +146,11 @@ def _sections(plan: Plan) -> list[str]:
 
 def _nest_heading(plan: Plan) -> str:
     dims = plan.program.mesh.in_order(stage.dim for stage in plan.nest.stages)
-    whole = " and ".join(dims)
+    whole, mesh = " and ".join(dims), plan.program.mesh
+    ranks = prod(mesh.extent(dim) for dim in dims)
     if plan.nest.walks:
-        return f"{whole}: the k and v of every {dims[-1]} come by, tile by tile"
-    return f"{whole}: the k and v of all {' and '.join(map(plural, dims))}, gathered"
+        return f"{whole}: the k and v of {ranks} ranks come by, tile by tile"
+    return f"{whole}: the k and v of {ranks} ranks, gathered"
 
 
 def _self_check(plan: Plan) -> tuple[str, list[str]]:

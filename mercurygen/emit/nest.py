@@ -6,7 +6,7 @@ from itertools import product
 from typing import Literal
 
 from mercurygen.emit.border import outer_argument
-from mercurygen.emit.words import letters
+from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Plan, walk_levels
 from mercurygen.lower.visible import Block, visible
 
@@ -56,7 +56,7 @@ def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]
 def attend(plan: Plan) -> str:
     """`_attend`: the body on every tile that comes by."""
     nest, form = plan.nest, mask_form(plan)
-    groups = "".join(f", {dim}: dist.ProcessGroup" for dim in plan.row_dims)
+    groups = "".join(f", {variable(dim)}: dist.ProcessGroup" for dim in plan.row_dims)
     lines = [
         f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float)"
         " -> tuple[Tensor, Tensor]:",
@@ -64,7 +64,8 @@ def attend(plan: Plan) -> str:
     ]
     tiles = "(k, v)" if plan.before else "(k.contiguous(), v.contiguous())"
     for stage in nest.leading:
-        lines.append(f"    k, v = _gather({tiles}, {stage.dim}{outer_argument(plan, stage.join)})")
+        group = f"{variable(stage.dim)}{outer_argument(plan, stage.join)}"
+        lines.append(f"    k, v = _gather({tiles}, {group})")
         tiles = "(k, v)"
     if nest.begin == "only":
         lines.append("    return _block_forward(q, k, v, scale, causal=False)")
@@ -74,7 +75,7 @@ def attend(plan: Plan) -> str:
     lines += _first(plan, form) if nest.begin == "first" else _empty()
     if form == "chunks":
         held = ", ".join(
-            f"[{dim}.rank()]" if dim in plan.row_dims else f'range(MESH["{dim}"])'
+            f"[{variable(dim)}.rank()]" if dim in plan.row_dims else f'range(MESH["{dim}"])'
             for dim in plan.program.order.dims
         )
         lines += [f"    mine = _chunks({held})", "    size = q.shape[1] // len(mine)"]
@@ -85,11 +86,11 @@ def attend(plan: Plan) -> str:
 def _walk_call(plan: Plan, tiles: str) -> str:
     levels = walk_levels(plan.nest.walking)
     if len(levels) > 1:
-        dims = ", ".join(stage.dim for stage in plan.nest.walking)
+        dims = ", ".join(variable(stage.dim) for stage in plan.nest.walking)
         return f"_walk_tiles({tiles}, {dims})"
-    (dim, gathers), call = levels[0], f"_walk_ring({tiles}, {levels[0][0]})"
+    (dim, gathers), call = levels[0], f"_walk_ring({tiles}, {variable(levels[0][0])})"
     for stage in gathers:
-        call = f"_gather_ahead({call}, {stage.dim}{outer_argument(plan, stage.join)})"
+        call = f"_gather_ahead({call}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
     return call
 
 
@@ -209,18 +210,20 @@ def _chunks(plan: Plan) -> str:
     names = letters(dims)
     number = ""
     for dim in dims:
-        number = f'({number}) * MESH["{dim.name}"] + ' if " " in number else (
-            f'{number} * MESH["{dim.name}"] + ' if number else ""
-        )
+        if number:
+            number = f"({number})" if " " in number else number
+            number = f'{number} * MESH["{dim.name}"] + '
         number += names[dim.name]
-    loops = " ".join(f"for {names[dim.name]} in {dim.name}" for dim in dims)
-    parameters = ", ".join(f"{dim.name}: Iterable[int]" for dim in dims)
+    places = {dim.name: variable(dim.name, "places") for dim in dims}
+    parameters = ", ".join(f"{places[dim.name]}: Iterable[int]" for dim in dims)
+    loops = " ".join(f"for {names[dim.name]} in {places[dim.name]}" for dim in dims)
+    ranks = f"list({places[dims[0].name]})" if len(dims) == 1 else f"[{number} {loops}]"
     lines = [
         f"def _chunks({parameters}) -> list[int]:",
         '    """Numbers of the chunks that the ranks at these places own, in global order."""',
     ]
-    last = order.chunks(mesh) - 1
     if order.halves == 1:
-        return "\n".join([*lines, f"    return [{number} {loops}]"])
-    lines.append(f"    ranks = [{number} {loops}]")
+        return "\n".join([*lines, f"    return {ranks}"])
+    last = order.chunks(mesh) - 1
+    lines.append(f"    ranks = {ranks}")
     return "\n".join([*lines, f"    return [*ranks, *({last} - rank for rank in reversed(ranks))]"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mercurygen.emit.border import needs_outer, outer_argument
 from mercurygen.emit.nest import Form, mask_form
 from mercurygen.emit.templates import render
-from mercurygen.emit.words import letters
+from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Gather, Plan, walk_levels
 
 TILES = "tuple[Tensor, ...]"
@@ -18,13 +18,13 @@ def functions(plan: Plan) -> list[str]:
     if len(walk_levels(nest.walking)) > 1:
         texts += [_walk_tiles(plan), _spare(plan)]
     if nest.walking:
-        texts += [_walk_ring(plan), render("transfer")]
+        texts += [_walk_ring(plan), render("shift")]
     if any(isinstance(stage, Gather) for stage in nest.walking):
         texts.append(_gather_ahead(plan))
     if nest.leading:
         texts.append(_gather(plan))
     if any(isinstance(stage, Gather) for stage in nest.stages):
-        texts += [_gathering(plan)]
+        texts += _gathering(plan)
     return texts
 
 
@@ -41,7 +41,8 @@ def _walk_ring(plan: Plan) -> str:
     nested = len(walk_levels(plan.nest.walking)) > 1
     owner = _with_owner(plan)
     what = "(owner, tiles)" if owner else "the tiles"
-    spare = [] if nested else ["    " + _spare_line("tiles")]
+    buffers = "[tuple(map(torch.empty_like, tiles)) for _ in range(min(2, size - 1))]"
+    spare = [] if nested else [f"    spare = {buffers}  # used in turn"]
     size = "size, me = group.size(), group.rank()" if owner else "size = group.size()"
     return "\n".join(
         [
@@ -51,18 +52,14 @@ def _walk_ring(plan: Plan) -> str:
             f"    {size}",
             *spare,
             "    for step in range(size - 1):",
-            "        arriving = _shift(tiles, spare[step % 2], group)",
+            "        arriving = spare[step % 2]",
+            "        works = _shift(tiles, arriving, group)",
             f"        yield {'(me - step) % size, ' if owner else ''}tiles",
-            "        tiles = arriving.wait()",
+            "        for work in works:",
+            "            work.wait()",
+            "        tiles = arriving",
             f"    yield {'(me + 1) % size, ' if owner else ''}tiles",
         ]
-    )
-
-
-def _spare_line(tiles: str) -> str:
-    return (
-        f"spare = [tuple(torch.empty_like(x) for x in {tiles}) for _ in range(min(2, size - 1))]"
-        "  # used in turn"
     )
 
 
@@ -71,21 +68,22 @@ def _spare(plan: Plan) -> str:
     longer = any(isinstance(stage, Gather) for stage in plan.nest.walking)
     parameter = ", longer: int" if longer else ""
     one = "x.new_empty(x.shape[0], longer * x.shape[1], *x.shape[2:])"
-    text = "for tiles that many times longer" if longer else "two sets, used in turn"
-    buffers = one if longer else "torch.empty_like(x)"
-    return (
-        f"def _spare(tiles: {TILES}, group: dist.ProcessGroup{parameter}) -> list[{TILES}]:\n"
-        f'    """Buffers that a ring receives into, {text}; a ring of two needs one."""\n'
-        f"    sets = range(min(2, group.size() - 1))\n"
-        f"    return [tuple({buffers} for x in tiles) for _ in sets]\n"
-    ).rstrip()
+    text = "for tiles so many times longer" if longer else "two sets used in turn"
+    buffers = f"tuple({one} for x in tiles)" if longer else "tuple(map(torch.empty_like, tiles))"
+    return "\n".join(
+        [
+            f"def _spare(tiles: {TILES}, group: dist.ProcessGroup{parameter}) -> list[{TILES}]:",
+            f'    """Buffers that a ring receives into, {text}; a ring of two needs one."""',
+            f"    return [{buffers} for _ in range(min(2, group.size() - 1))]",
+        ]
+    )
 
 
 def _walk_tiles(plan: Plan) -> str:
     """`_walk_tiles`: rings inside rings, the loops in the order of the schedule."""
     levels = walk_levels(plan.nest.walking)
     form, names = mask_form(plan), letters(plan.program.mesh.dims)
-    groups = ", ".join(f"{stage.dim}: dist.ProcessGroup" for stage in plan.nest.walking)
+    groups = ", ".join(f"{variable(s.dim)}: dist.ProcessGroup" for s in plan.nest.walking)
     around = " for every tile of ".join(f"{dim}" for dim, _ in reversed(levels))
     what = {"all": "the tiles", "chunks": "(places, tiles)"}.get(form, "(slot, tiles)")
     owner = "int" if form != "chunks" else f"tuple[{', '.join(['int'] * len(levels))}]"
@@ -97,13 +95,14 @@ def _walk_tiles(plan: Plan) -> str:
     longer, source = 1, "tiles"
     body: list[str] = []
     for depth, (dim, gathers) in enumerate(levels):
-        buffers = f"_spare(tiles, {dim}{f', {longer}' if scaled else ''})"
+        group = variable(dim)
+        buffers = f"_spare(tiles, {group}{f', {longer}' if scaled else ''})"
         if depth:
             lines.append(f"    at_{dim} = {buffers}")
             buffers = f"at_{dim}"
-        call = f"_walk_ring({source}, {buffers}, {dim})"
+        call = f"_walk_ring({source}, {buffers}, {group})"
         for stage in gathers:
-            call = f"_gather_ahead({call}, {stage.dim}{outer_argument(plan, stage.join)})"
+            call = f"_gather_ahead({call}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
             longer *= plan.program.mesh.extent(stage.dim)
         last = depth + 1 == len(levels)
         pad = "    " * (depth + 1)
@@ -127,19 +126,19 @@ def _slot(plan: Plan, form: Form) -> str:
     for dim in plan.row_dims:
         if number:
             number = f"({number})" if " " in number else number
-            number = f"{number} * {dim}.size() + "
+            number = f"{number} * {variable(dim)}.size() + "
         number += names[dim]
     return number
 
 
 def _gather_ahead(plan: Plan) -> str:
-    outer = needs_outer(plan)
-    parameter, argument = (", outer: int", ", outer") if outer else ("", "")
+    parameter, argument = _outer(plan)
     owner = _with_owner(plan)
     first, loop = ("owner, tiles", "following, tiles") if owner else ("tiles", "tiles")
-    after = "owner, gathered = following, arriving.wait()" if owner else "gathered = arriving.wait()"
+    finish = f"_finish_gather(parts, works{argument})"
+    after = f"owner, gathered = following, {finish}" if owner else f"gathered = {finish}"
     of_tile = "owner, gathered" if owner else "gathered"
-    kind = _yields(plan, "int") if len(plan.nest.walks) <= 1 or owner else TILES
+    kind = _yields(plan, "int")
     return "\n".join(
         [
             f"def _gather_ahead(walk: Iterator[{kind}], group: dist.ProcessGroup{parameter})"
@@ -147,9 +146,10 @@ def _gather_ahead(plan: Plan) -> str:
             '    """Gather every tile of a walk; the next one\'s gather runs while one is used."""',
             f"    {first} = next(walk)",
             "    parts = [x.new_empty(group.size(), *x.shape) for x in tiles]",
-            f"    gathered = _start_gather(tiles, parts, group{argument}).wait()",
+            "    works = _start_gather(tiles, parts, group)",
+            f"    gathered = {finish}",
             f"    for {loop} in walk:",
-            f"        arriving = _start_gather(tiles, parts, group{argument})",
+            "        works = _start_gather(tiles, parts, group)",
             f"        yield {of_tile}",
             f"        {after}",
             f"    yield {of_tile}",
@@ -157,41 +157,36 @@ def _gather_ahead(plan: Plan) -> str:
     )
 
 
+def _outer(plan: Plan) -> tuple[str, str]:
+    """Parameter and argument for the number of runs, where the module needs them."""
+    return (", outer: int", ", outer") if needs_outer(plan) else ("", "")
+
+
 def _gather(plan: Plan) -> str:
-    parameter, argument = (", outer: int", ", outer") if needs_outer(plan) else ("", "")
+    parameter, argument = _outer(plan)
     return "\n".join(
         [
             f"def _gather(tiles: {TILES}, group: dist.ProcessGroup{parameter}) -> {TILES}:",
             '    """The tiles of all ranks of the group, joined in global order."""',
             "    parts = [x.new_empty(group.size(), *x.shape) for x in tiles]",
-            f"    return _start_gather(tiles, parts, group{argument}).wait()",
+            f"    return _finish_gather(parts, _start_gather(tiles, parts, group){argument})",
         ]
     )
 
 
-def _gathering(plan: Plan) -> str:
-    outer = needs_outer(plan)
-    parameter, argument = (", outer: int", ", outer") if outer else ("", "")
-    field = "    outer: int\n" if outer else ""
-    join = f"_join(x{', self.outer' if outer else ''})"
-    return f'''\
-class _Gathering(NamedTuple):
-    """Parts of tiles on their way to us, one from every rank of a group."""
-
-    parts: list[Tensor]
-    works: list[dist.Work]
-{field}
-    def wait(self) -> {TILES}:
-        """Return the tiles, joined in global order, once all parts are here."""
-        for work in self.works:
-            work.wait()
-        return tuple({join} for x in self.parts)
-
-
-def _start_gather(
-    tiles: {TILES}, parts: list[Tensor], group: dist.ProcessGroup{parameter}
-) -> _Gathering:
-    """Start to gather tiles [B, S, h, D] from every rank of the group into parts [n, B, S, h, D]."""
-    works = [_all_gather(into, x, group) for into, x in zip(parts, tiles, strict=True)]
-    return _Gathering(parts, works{argument})'''
-
+def _gathering(plan: Plan) -> list[str]:
+    parameter, argument = _outer(plan)
+    start = [
+        f"def _start_gather(tiles: {TILES}, parts: list[Tensor], group: dist.ProcessGroup)"
+        " -> list[dist.Work]:",
+        '    """Start to gather tiles [B, S, h, D] from every rank into parts [n, B, S, h, D]."""',
+        "    return [_all_gather(into, x, group) for into, x in zip(parts, tiles, strict=True)]",
+    ]
+    finish = [
+        f"def _finish_gather(parts: list[Tensor], works: list[dist.Work]{parameter}) -> {TILES}:",
+        '    """Wait for the parts, and join them: [B, n S, h, D] each."""',
+        "    for work in works:",
+        "        work.wait()",
+        f"    return tuple(_join(x{argument}) for x in parts)",
+    ]
+    return ["\n".join(start), "\n".join(finish)]

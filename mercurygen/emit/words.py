@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+
 from mercurygen.ir.mesh import Dim, Link
 
 _PLURALS = {"gpu": "GPUs", "half": "halves", "switch": "switches"}
@@ -34,16 +36,27 @@ def times(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def variable(dim: str, suffix: str = "group") -> str:
+    """A dimension's name as a variable: itself, unless emitted functions use the name already."""
+    taken = dim in _RESERVED or dim in dir(builtins) or len(dim) == 1
+    return f"{dim}_{suffix}" if taken or dim.startswith(("of_", "at_", "i_")) else dim
+
+
 def letters(dims: tuple[Dim, ...]) -> dict[str, str]:
     """A short variable for an index along every dimension, each different."""
     names: dict[str, str] = {}
+    taken = {"k", "v", "q", "x"}  # tensors of the functions where these are used
     for dim in dims:
         name = dim.name[0].lower()
-        taken = {*names.values(), "k", "v", "q", "x"}
         if name in taken:
-            name = dim.name.lower() if dim.name.lower() not in taken else f"i_{dim.name}"
-        names[dim.name] = f"{name}_" if name in _RESERVED else name
+            name = f"i_{dim.name}"
+        taken.add(name)
+        names[dim.name] = name
     return names
 
 
-_RESERVED = {"as", "if", "in", "is", "or", "dist", "torch", "out", "lse", "scale", "tiles"}
+_RESERVED = frozenset(
+    "torch dist inspect sys bisect_left groupby crc32 attention mesh scale seq return_lse out lse "
+    "name tiles tile me owner rows cols causal mine size dtype ranks rank group make_mesh shard "
+    "unshard positions pad_sequence shard_sequence unshard_sequence check_inputs".split()
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -62,9 +63,10 @@ class Mesh:
         """Number of ranks along a dimension."""
         return next(dim.size for dim in self.dims if dim.name == name)
 
-    def in_order(self, names) -> tuple[str, ...]:
+    def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
         """Those of the dimensions that are named, in mesh order."""
-        return tuple(name for name in self.names if name in names)
+        named = set(names)
+        return tuple(name for name in self.names if name in named)
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """Place of a rank along every dimension: row-major, the last varies fastest."""

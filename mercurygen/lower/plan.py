@@ -17,7 +17,7 @@ from typing import Literal
 from mercurygen.errors import Refusal
 from mercurygen.ir.layout import Interleaving, interleaving
 from mercurygen.ir.problem import DTYPES
-from mercurygen.ir.program import Program, Stage
+from mercurygen.ir.program import BorderStep, Program, Stage
 from mercurygen.lower.visible import MOST_BLOCKS, visible
 
 
@@ -153,6 +153,11 @@ class Plan:
         share = prod(program.mesh.extent(dim) for dim in split)
         return elements // share * self.itemsize(tensor.dtype)
 
+    def held_bytes(self, name: str) -> int:
+        """Bytes of what a rank's caller holds of a tensor; a swap at the border keeps them."""
+        program, tensor = self.program, self.program.tensor(name)
+        return self.nbytes(name, tuple(d for d in program.mesh.names if program.pinned(tensor, d)))
+
     def itemsize(self, dtype: str) -> int:
         """Bytes of an element: of the inputs' dtype, or of what is accumulated in."""
         size = DTYPES[self.program.dtype]
@@ -171,21 +176,29 @@ def lower(program: Program) -> Plan | Refusal:
 
 
 def _swaps(program: Program, tensors: tuple[str, ...], optional: bool) -> tuple[Swap, ...]:
-    """The border steps of some tensors, those along one dimension together."""
-    swaps: list[Swap] = []
-    steps = [step for step in program.border if step.tensor in tensors]
-    for dim in dict.fromkeys(step.dim for step in steps):
-        named = tuple(step.tensor for step in steps if step.dim == dim)
-        to_heads = next(s.source in program.mask_axes for s in steps if s.dim == dim)
-        if to_heads:  # what earlier swaps gathered
-            gathered = [swap.dim for swap in swaps]
-        else:  # what the swaps still to come will give away
-            later = [step.dim for step in steps]
-            gathered = later[later.index(dim) :]
-            gathered = [d for d in gathered if d != dim]
-        join = interleaving(program.order, program.mesh, dim, gathered)
-        swaps.append(Swap(named, dim, to_heads, join, optional))
-    return tuple(swaps)
+    """The border steps of some tensors; those alike along one dimension together."""
+    swaps: dict[tuple[str, Interleaving], Swap] = {}
+    for step in program.border:
+        if step.tensor not in tensors:
+            continue
+        join = interleaving(program.order, program.mesh, step.dim, _whole(program, step))
+        key = step.dim, join
+        before = swaps[key].tensors if key in swaps else ()
+        to_heads = step.source in program.mask_axes
+        swaps[key] = Swap((*before, step.tensor), step.dim, to_heads, join, optional)
+    return tuple(swaps.values())
+
+
+def _whole(program: Program, step: BorderStep) -> tuple[str, ...]:
+    """Dimensions over which a tensor's sequence is not split, beside a border step."""
+    steps = [s for s in program.border if s.tensor == step.tensor]
+    index = steps.index(step)
+    to_heads = step.source in program.mask_axes
+    # towards heads, earlier steps have joined their dimension; back, later ones hold theirs joined
+    joined = {s.dim for s in (steps[:index] if to_heads else steps[index + 1 :])}
+    tensor = program.tensor(step.tensor)
+    split = {d for d in program.mesh.names if program.pinned(tensor, d) in program.mask_axes}
+    return tuple(d for d in program.order.dims if d in joined or d not in split)
 
 
 def _nest(program: Program) -> Nest:

@@ -73,8 +73,7 @@ class _Player:
         """The public function: border, nest, border."""
         plan, program = self.plan, self.plan.program
         caller = {
-            t.name: self.empty(t.name, plan.nbytes(t.name, self.split_by_caller(t.name)))
-            for t in program.inputs
+            t.name: self.empty(t.name, plan.held_bytes(t.name)) for t in program.inputs
         }
         inputs = {name: live.number for name, live in caller.items()}
         tensors = dict(caller)
@@ -98,11 +97,6 @@ class _Player:
         events = tuple(self.events)
         return Trace(self.rank, events, tuple(self.buffers), inputs)
 
-    def split_by_caller(self, name: str) -> tuple[str, ...]:
-        """Dimensions over which the caller holds a tensor split."""
-        program = self.plan.program
-        return tuple(d for d in self.mesh.names if program.pinned(program.tensor(name), d))
-
     # --- border -------------------------------------------------------------------------------
 
     def to_heads(self, x: _Live, swap: Swap, label: str) -> _Live:
@@ -120,8 +114,8 @@ class _Player:
         return joined
 
     def pack(self, x: _Live, swap: Swap, by: str, label: str) -> _Live:
-        """A copy with one part for every rank along the dimension."""
-        parts = self.empty(f"{label} in parts", x.nbytes)
+        """A copy with one part for every rank along the dimension, without any padding."""
+        parts = self.empty(f"{label} in parts", self.plan.held_bytes(label))
         self.events.append(Pack(x.number, parts.number, by, swap.join))
         return parts
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 MOST_BLOCKS = 8  # of one tile: beyond that the kernel calls are too small
@@ -38,29 +39,21 @@ def visible(mask: str, rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Bl
     """
     if mask == "full":
         return (Block((0, len(rows)), (0, len(cols)), False),)
+
+    def kind(row: int) -> tuple[bool, int]:  # rows of one kind, next to each other, are a block
+        before, own = bisect_left(cols, rows[row]), rows[row] in cols
+        return own, before - row if own else before
+
     blocks = []
-    start = 0
-    while start < len(rows):
-        before = bisect_left(cols, rows[start])  # chunks that lie wholly before this one
-        stop = start
-        while stop < len(rows) and _at(cols, before + stop - start) == rows[stop]:
-            stop += 1  # our own chunks: a square on the diagonal
-        square = stop > start
-        if not square:
-            while stop < len(rows) and bisect_left(cols, rows[stop]) == before:
-                if _at(cols, before) == rows[stop]:
-                    break
-                stop += 1
+    for (own, _), run in groupby(range(len(rows)), kind):
+        first, *rest = run
+        span = (first, first + len(rest) + 1)
+        before = bisect_left(cols, rows[first])  # chunks that lie wholly before these
         if before:
-            blocks.append(Block((start, stop), (0, before), False))
-        if square:
-            blocks.append(Block((start, stop), (before, before + stop - start), True))
-        start = stop
+            blocks.append(Block(span, (0, before), False))
+        if own:  # their own chunks: a square on the diagonal
+            blocks.append(Block(span, (before, before + len(rest) + 1), True))
     return tuple(blocks)
-
-
-def _at(chunks: tuple[int, ...], index: int) -> int | None:
-    return chunks[index] if index < len(chunks) else None
 
 
 def live_pairs(block: Block, chunk: int) -> int:

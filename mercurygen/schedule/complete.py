@@ -193,12 +193,12 @@ def _indivisible(axis: str, extent: int, dims: tuple[str, ...], ranks: int) -> R
 def _settle_border(program: Program) -> SETTLED:
     needed = needed_border(program)
     for step in needed:
-        if step.source is None or step.target is None:
+        if not _is_swap(program, step):
             explain = (
                 f"{step.tensor} is pinned {step.source or 'replicated'} over {step.dim} "
                 f"where the schedule has {step.target or 'all of it'}: this version only "
-                "swaps one split axis for another",
-                "pin it split over the dimension",
+                "swaps a split sequence for split heads, and back for outputs",
+                f"pin {step.tensor}: S over {step.dim}, or parallelize what it is pinned by",
             )
             return None, Fault(Refusal("reshard-not-supported", lambda: explain), "pin")
     if not program.border:
@@ -223,6 +223,13 @@ def _settle_border(program: Program) -> SETTLED:
         )
         return None, Fault(refusal, "reshard")
     return program, None
+
+
+def _is_swap(program: Program, step: BorderStep) -> bool:
+    """Whether a step trades a split sequence for split heads (an input), or back (an output)."""
+    is_input = any(tensor.name == step.tensor for tensor in program.inputs)
+    sequence, heads = (step.source, step.target) if is_input else (step.target, step.source)
+    return sequence in program.mask_axes and heads == "H"
 
 
 def _key(step: BorderStep) -> tuple:

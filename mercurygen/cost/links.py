@@ -1,0 +1,278 @@
+"""Where a group's ranks sit, which links a transfer occupies, and for how long.
+
+A transfer occupies every resource on its way for bytes / bandwidth, and is complete a latency
+later (the split of TACCL's alpha and beta). Resources of a level are the way out of and into
+each GPU, and the ports that several GPUs share. The groups beside ours (the rest of the machine,
+and tensor-parallel siblings) do the same at the same time: on a shared port our bytes count as
+many times as it has GPUs for each of ours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+
+from mercurygen.cost.topology import Level, Topology
+from mercurygen.ir.mesh import Mesh
+
+Key = tuple  # (level, what, which)
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """From one rank to another.
+
+    Attributes:
+        level: index of the outermost level where they differ: the one they cross.
+        latency: s.
+        seconds: (resource, s per byte) of each on the way.
+    """
+
+    level: int
+    latency: float
+    seconds: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One collective of one group.
+
+    Attributes:
+        latency: s, beside what the bytes take.
+        seconds: (resource, s per byte of one rank's source buffer).
+        sent: (rank, level, share): what a rank sends over a level, in units of its source
+            buffer divided by the number of ranks of the whole mesh.
+    """
+
+    latency: float
+    seconds: tuple[tuple[int, float], ...]
+    sent: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One operation along a mesh dimension, by all its groups at the same time.
+
+    Attributes:
+        latency: s.
+        seconds: per level, s per byte on its busiest resource.
+        sent: the same shares as of Load, of all groups.
+    """
+
+    latency: float
+    seconds: tuple[tuple[int, float], ...]
+    sent: tuple[tuple[int, int, int], ...]
+
+
+class Network:
+    """The links of a topology as a group's ranks use them."""
+
+    def __init__(self, topology: Topology, group: tuple[int, ...], tp: int = 1) -> None:
+        """
+        Args:
+            topology: the machine.
+            group: ranks per level, outermost first.
+            tp: tensor-parallel ranks beside each rank, on the innermost level.
+        """
+        self.topology, self.group, self.tp = topology, group, tp
+        self.size = prod(group)
+        self.places = [self._place(rank) for rank in range(self.size)]
+        self.gpus = [self._gpu(place) for place in self.places]
+        self.resources: dict[Key, int] = {}
+        self.levels: list[int] = []  # of each resource
+        self._members = [
+            Counter(gpu // level.port_gpus for gpu in self.gpus) for level in topology.levels
+        ]
+        self._paths: dict[tuple[int, int], Path] = {}
+        self._loads: dict[tuple[str, tuple[int, ...]], Load] = {}
+        self._prices: dict[tuple[str, Mesh, str], Price] = {}
+
+    def _place(self, rank: int) -> tuple[int, ...]:
+        """Index on every level; siblings of tensor parallelism lie between our ranks."""
+        place = []
+        for size in reversed(self.group):
+            rank, index = divmod(rank, size)
+            place.append(index)
+        place[0] *= self.tp
+        return tuple(reversed(place))
+
+    def _gpu(self, place: tuple[int, ...]) -> int:
+        number = 0
+        for level, index in zip(self.topology.levels, place, strict=True):
+            number = number * level.size + index
+        return number
+
+    def _resource(self, level: int, what: str, which: object) -> int:
+        key = (level, what, which)
+        number = self.resources.setdefault(key, len(self.resources))
+        if number == len(self.levels):
+            self.levels.append(level)
+        return number
+
+    def ports(self, index: int) -> list[tuple[tuple[int, ...], float]]:
+        """The ports to a level: our ranks at each, and how often their bytes count there."""
+        shared = self.topology.levels[index].port_gpus
+        ranks: dict[int, list[int]] = {}
+        for rank, gpu in enumerate(self.gpus):
+            ranks.setdefault(gpu // shared, []).append(rank)
+        return [(tuple(ours), shared / len(ours)) for ours in ranks.values()]
+
+    def path(self, source: int, target: int) -> Path:
+        """The way from one rank of the group to another."""
+        found = self._paths.get((source, target))
+        if found is None:
+            here, there = self.places[source], self.places[target]
+            crossed = next(i for i, (a, b) in enumerate(zip(here, there, strict=True)) if a != b)
+            seconds = self._crossing(crossed, source, target) + self._tree(crossed, source, target)
+            found = Path(crossed, self.topology.levels[crossed].latency, tuple(seconds))
+            self._paths[source, target] = found
+        return found
+
+    def _crossing(self, index: int, source: int, target: int) -> list[tuple[int, float]]:
+        """What a transfer occupies of the level that it crosses."""
+        level = self.topology.levels[index]
+        rate = level.bandwidth * level.efficiency
+        a, b = self.gpus[source], self.gpus[target]
+        if level.fabric == "full-mesh":  # one wire for each pair
+            pair = (min(a, b), max(a, b)) if level.duplex == "half" else (a, b)
+            found = [(self._resource(index, "wire", pair), (level.size - 1) / rate)]
+        else:
+            hops = _hops(level, self.places[source][index], self.places[target][index])
+            found = self._ways(index, a, b, hops / rate)
+        if level.port_gpus > 1:
+            rate = level.port_bandwidth * level.efficiency
+            for what, gpu in (("port out", a), ("port in", b)):
+                port = gpu // level.port_gpus
+                shared = level.port_gpus / self._members[index][port]
+                what = "port" if level.duplex == "half" else what
+                found.append((self._resource(index, what, port), shared / rate))
+        return found
+
+    def _tree(self, crossed: int, source: int, target: int) -> list[tuple[int, float]]:
+        """In a tree of PCIe switches, what crosses one passes the links below it."""
+        levels, found = self.topology.levels, []
+        if levels[crossed].fabric == "pcie-tree":
+            for index in range(crossed + 1, len(levels)):
+                if levels[index].fabric == "pcie-tree":
+                    rate = levels[index].bandwidth * levels[index].efficiency
+                    found += self._ways(index, self.gpus[source], self.gpus[target], 1 / rate)
+        return found
+
+    def _ways(self, index: int, a: int, b: int, seconds: float) -> list[tuple[int, float]]:
+        """The way out of one GPU and the way into another; one each where they are the same."""
+        if self.topology.levels[index].duplex == "half":
+            both = (self._resource(index, "way", a), self._resource(index, "way", b))
+            return [(one, seconds) for one in both]
+        out, into = self._resource(index, "out", a), self._resource(index, "in", b)
+        return [(out, seconds), (into, seconds)]
+
+    # --- collectives --------------------------------------------------------------------------
+
+    def load(self, kind: str, members: tuple[int, ...]) -> Load:
+        """A collective of these ranks: "all-gather" or "all-to-all"."""
+        found = self._loads.get((kind, members))
+        if found is None:
+            found = self._gather(members) if kind == "all-gather" else self._swap(members)
+            self._loads[kind, members] = found
+        return found
+
+    def _gather(self, members: tuple[int, ...]) -> Load:
+        """NCCL's ring (src/graph/tuning.cc): n - 1 steps, and n - 1 latencies.
+
+        NCCL lays several rings, which leave a node through different GPUs: the edges of a level
+        are spread evenly over the ranks. Its latency counts the most expensive edge once less
+        than there are.
+        """
+        n = len(members)
+        edges = [self.path(a, members[(i + 1) % n]) for i, a in enumerate(members)]
+        latency = sum(edge.latency for edge in edges) - max(edge.latency for edge in edges)
+        seconds: Counter[int] = Counter()
+        sent: Counter[tuple[int, int]] = Counter()
+        for index in sorted({edge.level for edge in edges}):
+            count = sum(edge.level == index for edge in edges)
+            pairs = [
+                (a, b)
+                for a in members
+                for b in members
+                if a != b and self.path(a, b).level == index
+            ]
+            if self.topology.levels[index].fabric == "ring":  # only to the neighbour
+                pairs = [
+                    (a, members[(i + 1) % n])
+                    for i, a in enumerate(members)
+                    if edges[i].level == index
+                ]
+            share = (n - 1) * count / len(pairs)
+            for a, b in pairs:
+                for resource, per_byte in self.path(a, b).seconds:
+                    seconds[resource] += share * per_byte
+            for a in members:
+                sent[a, index] += (n - 1) * count * (self.size // n)
+        return Load(latency, tuple(sorted(seconds.items())), _flat(sent))
+
+    def _swap(self, members: tuple[int, ...]) -> Load:
+        """Every pair directly, all at the same time (NCCL's all-to-all: grouped sends)."""
+        n = len(members)
+        latency = 0.0
+        seconds: Counter[int] = Counter()
+        sent: Counter[tuple[int, int]] = Counter()
+        for a in members:
+            for b in members:
+                if a != b:
+                    path = self.path(a, b)
+                    latency = max(latency, path.latency)
+                    sent[a, path.level] += self.size // n
+                    for resource, per_byte in path.seconds:
+                        seconds[resource] += per_byte / n
+        return Load(latency, tuple(sorted(seconds.items())), _flat(sent))
+
+    # --- along a dimension --------------------------------------------------------------------
+
+    def price(self, kind: str, mesh: Mesh, dim: str) -> Price:
+        """An operation along a dimension by all ranks: a collective's kind, or "shift"."""
+        found = self._prices.get((kind, mesh, dim))
+        if found is None:
+            found = self._prices[kind, mesh, dim] = self._price(kind, groups(mesh, dim))
+        return found
+
+    def _price(self, kind: str, members: list[tuple[int, ...]]) -> Price:
+        latency = 0.0
+        seconds: Counter[int] = Counter()
+        sent: list[tuple[int, int, int]] = []
+        for group in members:
+            for load in self._shift(group) if kind == "shift" else (self.load(kind, group),):
+                latency = max(latency, load.latency)
+                sent += load.sent
+                for resource, per_byte in load.seconds:
+                    seconds[resource] += per_byte
+        worst: dict[int, float] = {}
+        for resource, per_byte in seconds.items():
+            level = self.levels[resource]
+            worst[level] = max(per_byte, worst.get(level, 0.0))
+        return Price(latency, tuple(sorted(worst.items())), tuple(sent))
+
+    def _shift(self, members: tuple[int, ...]) -> list[Load]:
+        """Each rank to the next."""
+        loads = []
+        for i, a in enumerate(members):
+            path = self.path(a, members[(i + 1) % len(members)])
+            loads.append(Load(path.latency, path.seconds, ((a, path.level, self.size),)))
+        return loads
+
+
+def groups(mesh: Mesh, dim: str) -> list[tuple[int, ...]]:
+    """The groups along a dimension, each in its order."""
+    firsts = (r for r in range(mesh.size) if mesh.coordinate(r)[dim] == 0)
+    return [mesh.group(rank, dim) for rank in firsts]
+
+
+def _hops(level: Level, a: int, b: int) -> int:
+    """Links of a ring between two of its places; 1 on other fabrics."""
+    if level.fabric != "ring":
+        return 1
+    return min((a - b) % level.size, (b - a) % level.size)
+
+
+def _flat(sent: Counter[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((rank, level, share) for (rank, level), share in sent.items())

@@ -1,0 +1,220 @@
+"""A plan's time, rank by rank: an event simulation of the traces of all ranks.
+
+Every rank has one compute stream and one first-in-first-out queue of operations for each mesh
+dimension (a communicator). An operation is ready when the stream has come to it and the one before
+it is over; a collective starts when all members are ready, a message when both ends are. It then
+takes every resource on its way as soon as all are free, in the order of being ready. The host is
+never behind. Ranks along dimensions that split heads do the same, so they share a trace.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+
+from mercurygen.cost.closed import Totals
+from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added
+from mercurygen.cost.links import Network
+from mercurygen.cost.report import Cost, Times
+from mercurygen.errors import InternalError
+from mercurygen.lower.events import Batch, Cast, Collective, Fill, Kernel, Pack, Trace, Unpack, Wait
+from mercurygen.lower.plan import Plan
+from mercurygen.lower.trace import trace
+
+
+class Run:
+    """Runs of the stream, operations and waits of one trace.
+
+    Attributes:
+        items: seconds of the stream, a Batch or Collective, or the number of an operation to wait
+            for.
+        spent: seconds of all of the stream, by kind.
+        peak: most bytes alive.
+    """
+
+    __slots__ = ("items", "spent", "peak", "trace")
+
+    def __init__(self, played: Trace, kernels: Kernels) -> None:
+        self.items: list[float | Batch | Collective | int] = []
+        self.spent: Spent = NOTHING
+        self.peak, self.trace = played.peak(), played
+        stretch = 0.0
+        for event in played.events:
+            match event:
+                case Kernel(block=block, merge=merge):
+                    spent = kernels.block(block, merge)
+                case Pack() | Unpack() | Cast() | Fill():
+                    spent = kernels.event(event, played.buffers)
+                case Batch() | Collective():
+                    self.items += [stretch, event]
+                    stretch = 0.0
+                    continue
+                case Wait(op):
+                    self.items += [stretch, op]
+                    stretch = 0.0
+                    continue
+                case _:
+                    continue
+            self.spent = added(self.spent, spent)
+            stretch += sum(spent)
+        self.items.append(stretch)
+
+
+class _Operation:
+    """A batch or collective of one rank."""
+
+    __slots__ = ("rank", "event", "issued", "missing", "end")
+
+    def __init__(self, rank: int, event: Batch | Collective, issued: float) -> None:
+        self.rank, self.event, self.issued = rank, event, issued
+        self.missing, self.end = 0, 0.0
+
+
+class _Simulation:
+    """All ranks at once."""
+
+    def __init__(self, network: Network, mesh, runs: list[Run]) -> None:
+        self.network, self.mesh, self.runs = network, mesh, runs
+        self.launch = network.topology.gpu.launch_latency
+        size = mesh.size
+        self.groups = [{dim: mesh.group(rank, dim) for dim in mesh.names} for rank in range(size)]
+        self.now = [0.0] * size
+        self.place = [0] * size
+        self.waits: list[int | None] = [None] * size
+        self.transfers = [0.0] * size
+        self.done: list[dict[int, float]] = [{} for _ in range(size)]
+        self.queues = [{dim: deque() for dim in mesh.names} for _ in range(size)]
+        self.counts = [dict.fromkeys(mesh.names, 0) for _ in range(size)]
+        self.half: dict[tuple, list[_Operation]] = {}  # who is ready, until all are
+        self.ready: list[tuple] = []  # (time, key, latency, seconds, bytes, operations)
+        self.free: dict[int, float] = {}
+        self.sent: list[tuple] = []  # (dimension, rank and level shares, bytes)
+
+    def play(self) -> None:
+        """Run every rank to its end."""
+        for rank in range(self.mesh.size):
+            self.advance(rank)
+        while self.ready:
+            self.transfer(*heappop(self.ready))
+        for rank, run in enumerate(self.runs):
+            if self.place[rank] < len(run.items):
+                raise InternalError(f"rank {rank} waits for ever")
+
+    def advance(self, rank: int) -> None:
+        """Let a rank's stream run until it waits for a transfer that is not over."""
+        items = self.runs[rank].items
+        while self.place[rank] < len(items):
+            item = items[self.place[rank]]
+            if isinstance(item, float):
+                self.now[rank] += item
+            elif isinstance(item, int):
+                end = self.done[rank].get(item)
+                if end is None:
+                    self.waits[rank] = item
+                    return
+                self.now[rank] = max(self.now[rank], end)
+            else:
+                queue = self.queues[rank][item.dim]
+                queue.append(_Operation(rank, item, self.now[rank]))
+                if len(queue) == 1:
+                    self.activate(queue[0], self.now[rank])
+            self.place[rank] += 1
+
+    def activate(self, operation: _Operation, now: float) -> None:
+        """The operation is at the head of its queue."""
+        rank, event = operation.rank, operation.event
+        members = self.groups[rank][event.dim]
+        buffers = self.runs[rank].trace.buffers
+        number = self.counts[rank][event.dim]
+        self.counts[rank][event.dim] += 1
+        operation.issued = now
+        if isinstance(event, Collective):
+            operation.missing = 1
+            waiting = self.half.setdefault((event.dim, number, members), [])
+            waiting.append(operation)
+            if len(waiting) == len(members):
+                load = self.network.load(event.kind, members)
+                self.push(event.dim, number, members, load, buffers[event.source].nbytes, waiting)
+            return
+        sizes: dict[tuple[int, int], int] = {}
+        for message in event.sends:
+            pair = (rank, members[message.peer])
+            sizes[pair] = sizes.get(pair, 0) + buffers[message.buffer].nbytes
+        for message in event.recvs:
+            pair = (members[message.peer], rank)
+            sizes[pair] = sizes.get(pair, 0) + buffers[message.buffer].nbytes
+        operation.missing = len(sizes)
+        for pair, nbytes in sizes.items():
+            waiting = self.half.setdefault((event.dim, number, pair), [])
+            waiting.append(operation)
+            if len(waiting) == 2:
+                self.push(event.dim, number, pair, self.network.path(*pair), nbytes, waiting)
+
+    def push(self, dim, number, members, load, nbytes, operations) -> None:
+        """All are ready: the transfer can start once its kernels are launched."""
+        del self.half[dim, number, members]
+        ready = max(operation.issued for operation in operations) + self.launch
+        heappush(self.ready, (ready, dim, number, members, load, nbytes, operations))
+
+    def transfer(self, ready, dim, number, members, load, nbytes, operations) -> None:
+        """Take the resources, and tell who waits for it."""
+        begin = ready
+        for resource, _ in load.seconds:
+            begin = max(begin, self.free.get(resource, 0.0))
+        end = begin
+        for resource, per_byte in load.seconds:
+            self.free[resource] = begin + nbytes * per_byte
+            end = max(end, self.free[resource])
+        end += load.latency
+        shift = not hasattr(load, "sent")
+        sent = ((members[0], load.level, self.network.size),) if shift else load.sent
+        self.sent.append((dim, sent, nbytes))
+        for operation in operations:
+            operation.missing -= 1
+            operation.end = max(operation.end, end)
+            if not shift or operation.rank == members[0]:
+                self.transfers[operation.rank] += end - begin
+            if not operation.missing:
+                self.finish(operation)
+
+    def finish(self, operation: _Operation) -> None:
+        """The operation is over on its rank: the next of its queue, and the stream, go on."""
+        rank, event = operation.rank, operation.event
+        self.done[rank][event.op] = operation.end
+        queue = self.queues[rank][event.dim]
+        queue.popleft()
+        if queue:
+            self.activate(queue[0], max(queue[0].issued, operation.end))
+        if self.waits[rank] == event.op:
+            self.waits[rank] = None
+            self.advance(rank)
+
+
+def simulate(plan: Plan, network: Network) -> Cost:
+    """What a plan costs, by the traces of all ranks."""
+    mesh, kernels = plan.program.mesh, Kernels(plan, network.topology.gpu)
+    distinct: dict[tuple[int, ...], Run] = {}
+    runs = []
+    for rank in range(mesh.size):
+        place = mesh.coordinate(rank)
+        key = tuple(place[dim] for dim in plan.row_dims)
+        if key not in distinct:
+            distinct[key] = Run(trace(plan, rank), kernels)
+        runs.append(distinct[key])
+    run = _Simulation(network, mesh, runs)
+    run.play()
+    traffic = Totals(plan, network)
+    for dim, sent, nbytes in run.sent:
+        traffic.add(dim, sent, nbytes)
+    compute = [one.spent[0] for one in runs]
+    slowest = max(range(mesh.size), key=lambda r: (run.now[r], compute[r], -r))
+    total, spent = run.now[slowest], runs[slowest].spent
+    exposed = max(0.0, total - sum(spent))
+    return Cost(
+        times=Times(total, *spent, exposed, run.transfers[slowest]),
+        links=traffic.links(),
+        dims=traffic.dims(),
+        operations=sum(isinstance(x, Batch | Collective) for x in runs[slowest].items),
+        peak_memory=max(one.peak for one in distinct.values()),
+        imbalance=max(compute) * len(compute) / sum(compute),
+    )

@@ -1,0 +1,127 @@
+"""Why a schedule was chosen, in one or two sentences made from the numbers alone."""
+
+from __future__ import annotations
+
+from mercurygen.cost.report import Cost
+from mercurygen.cost.topology import Level
+from mercurygen.search.result import Candidate, Result
+
+_PARTS = {
+    "compute": "computing on the busiest rank",
+    "exposed": "waiting for transfers and other ranks",
+    "copies": "copies and merges",
+    "launch": "kernel launches",
+}
+
+
+def why(result: Result) -> str:
+    """What tells the best schedule from the runner-up, and from the other named designs."""
+    best, rest = result.best, result.ranked[1:]
+    figures = f"{label(best)}: {_figures(best, result.objective)}"
+    if not rest:
+        return f"{figures}; no other schedule is legal."
+    slower = [c for c in rest if not _ties(result, best, c)]
+    ties = len(rest) - len(slower)
+    if ties:
+        many = "others" if ties > 1 else "other"
+        figures += f"; {ties} {many} with the same {result.objective}"
+    sentences = [figures + (f"; {_against(result, best, slower[0])}." if slower else ".")]
+    others = [n.best for n in result.named if n.best and n.best in slower]
+    others = sorted(
+        (c for c in others if c is not slower[0]), key=lambda c: c.key(result.objective)
+    )
+    if others:
+        told = list(dict.fromkeys((others[0].design, others[-1].design)))
+        chosen = [next(c for c in others if c.design == design) for design in told]
+        words = "; ".join(_against(result, best, c) for c in chosen)
+        sentences.append(f"Of the other named designs, {words}.")
+    return " ".join(sentences)
+
+
+def _ties(result: Result, best: Candidate, other: Candidate) -> bool:
+    """Whether the objective does not tell two candidates apart."""
+    return other.key(result.objective)[0] == best.key(result.objective)[0]
+
+
+def label(candidate: Candidate) -> str:
+    """A schedule in a few words: its design, or what its mesh dimensions do."""
+    mesh = " ".join(f"{dim.name}={dim.size}" for dim in candidate.schedule.mesh.dims)
+    name = candidate.design or "; ".join(_lines(candidate)) or "one rank"
+    order = candidate.plan.program.order.kind
+    return f"{name} on {mesh} ({order})" if mesh else name
+
+
+def _lines(candidate: Candidate) -> list[str]:
+    words = ("parallelize", "shard", "shift")
+    return [str(d) for d in candidate.schedule.directives if str(d).split()[0] in words]
+
+
+def _figures(candidate: Candidate, objective: str) -> str:
+    cost = candidate.cost
+    time, memory = _ms(cost.time), _gib(cost.peak_memory)
+    return f"{memory}, {time}" if objective == "memory" else f"{time}, {memory}"
+
+
+def _against(result: Result, best: Candidate, other: Candidate) -> str:
+    """The other's figures, and where the difference is."""
+    a, b = best.cost, other.cost
+    if result.objective == "memory" and a.peak_memory != b.peak_memory:
+        more = f"{_gib(b.peak_memory)}, {_gib(b.peak_memory - a.peak_memory)} more"
+        return f"{label(other)} needs {more}, and takes {_ms(b.time)}"
+    slower = b.time - a.time
+    if round(slower, 12) == 0:
+        return f"{label(other)} takes as long, with {_gib(b.peak_memory)}"
+    words = f"{label(other)} takes {_ms(b.time)}, {_ms(abs(slower))} "
+    words += "longer" if slower > 0 else "less"
+    return f"{words} ({', '.join([*_parts(a, b, slower), *_bytes(result, a, b)])})"
+
+
+def _parts(a: Cost, b: Cost, slower: float) -> list[str]:
+    """The parts that move the total in its direction, by at least a tenth of the difference."""
+    moved = {part: getattr(b.times, part) - getattr(a.times, part) for part in _PARTS}
+    told = [part for part in moved if moved[part] / slower >= 0.1]
+    told.sort(key=lambda part: -abs(moved[part]))
+    words = []
+    for part in told:
+        detail = ""
+        if part == "compute" and round(a.imbalance - b.imbalance, 6):
+            detail = f" (its busiest rank has {b.imbalance:.3g} times the mean work, not "
+            detail += f"{a.imbalance:.3g})"
+        change = "more" if moved[part] > 0 else "less"
+        words.append(f"{_ms(abs(moved[part]))} {change} {_PARTS[part]}{detail}")
+    return words
+
+
+def _bytes(result: Result, a: Cost, b: Cost) -> list[str]:
+    """What the two send over the slowest link, if it differs."""
+    slowest = _slowest(result)
+    if slowest is None:
+        return []
+    ours, theirs = (next(x for x in cost.links if x.name == slowest.name) for cost in (a, b))
+    if ours.port == theirs.port:
+        return []
+    where = f"the busiest {slowest.link} port"
+    return [f"{_mib(theirs.port)} instead of {_mib(ours.port)} leave by {where}"]
+
+
+def _slowest(result: Result) -> Level | None:
+    """The level with the least bandwidth per GPU, of those that the group spans."""
+    spanned = [x for x, n in zip(result.topology.levels, result.group, strict=True) if n > 1]
+
+    def rate(level: Level) -> float:
+        port = level.port_bandwidth / level.port_gpus
+        return min(level.bandwidth, port) * level.efficiency
+
+    return min(spanned, key=rate, default=None)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms"
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.3g} GiB"
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 2**20:.4g} MiB"
