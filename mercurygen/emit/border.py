@@ -49,8 +49,9 @@ def after(plan: Plan) -> list[str]:
             lse.append(f"lse = _heads_to_sequence(lse, {group})")
     if not lse:
         return [*lines, "return (out, lse) if return_lse else out"]
-    lines += ["if return_lse:", "    lse = lse.transpose(1, 2).unsqueeze(3)  # [B, s, h, 1]"]
-    lines += [f"    {line}" for line in lse]
+    first, *more = lse
+    first = first.replace("(lse, ", "(lse.transpose(1, 2).unsqueeze(3), ") + "  # [B, S, H, 1]"
+    lines += ["if return_lse:", f"    {first}", *(f"    {line}" for line in more)]
     return [*lines, "    return out, lse.squeeze(3).transpose(1, 2)", "return out"]
 
 

@@ -88,33 +88,33 @@ def check(plan: Plan) -> str:
         '    """Refuse what this schedule cannot do, first what all ranks see alike."""',
     ]
     if mesh.dims:
-        lines += [
-            "    if not isinstance(mesh, DeviceMesh) or mesh.get_coordinate() is None:",
-            '        raise ValueError(f"mesh is {mesh}: must be a DeviceMesh that holds this rank")',
-            "    sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))",
-            "    if list(sizes.items()) != list(MESH.items()):",
-            '        raise ValueError(f"mesh is {sizes}, this attention is scheduled for {MESH}")',
-            "    if _coordinates(mesh) != list(mesh.get_coordinate()):",
-            '        raise ValueError("mesh: its groups are not in the order of its ranks; '
-            'see make_mesh")',
-        ]
-    lines += [
-        "    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):",
-        '        raise RuntimeError("emitted without backward: call it under torch.no_grad()")',
-        "    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():",
-        '        raise ValueError(f"dtypes {q.dtype}, {k.dtype}, {v.dtype}: must be one float dtype")',
-        "    if q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):",
-        '        raise ValueError(f"dtype {q.dtype}: on CUDA float16 or bfloat16")',
-        "    if not q.device == k.device == v.device:",
-        '        raise ValueError(f"devices {q.device}, {k.device}, {v.device}: must be one")',
-        '    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"',
-        "    if not q.ndim == k.ndim == v.ndim == 4 or not q.shape[:2] == k.shape[:2] == v.shape[:2]:",
-        '        raise ValueError(f"{shapes}: must be [B, S, H, D], [B, S, K, D], [B, S, K, E]")',
-        "    if q.shape[3] != k.shape[3] or k.shape[2] != v.shape[2] or not q.numel() or not v.numel():",
-        '        raise ValueError(f"{shapes}: must agree in D and K, and no size is 0")',
-        *_check_sizes(plan),
-    ]
-    return "\n".join(lines)
+        lines.append(_CHECK_MESH)
+    return "\n".join([*lines, _CHECK_TENSORS, *_check_sizes(plan)])
+
+
+_CHECK_MESH = """\
+    if not isinstance(mesh, DeviceMesh) or mesh.get_coordinate() is None:
+        raise ValueError(f"mesh is {mesh}: must be a DeviceMesh that holds this rank")
+    sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
+    if list(sizes.items()) != list(MESH.items()):
+        raise ValueError(f"mesh is {sizes}, this attention is scheduled for {MESH}")
+    if _coordinates(mesh) != list(mesh.get_coordinate()):
+        raise ValueError("mesh: its groups are not in the order of its ranks; see make_mesh")"""
+
+_CHECK_TENSORS = """\
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise RuntimeError("emitted without backward: call it under torch.no_grad()")
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise ValueError(f"dtypes {q.dtype}, {k.dtype}, {v.dtype}: must be one float dtype")
+    if q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"dtype {q.dtype}: on CUDA float16 or bfloat16")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"devices {q.device}, {k.device}, {v.device}: must be one")
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4 or not q.shape[:2] == k.shape[:2] == v.shape[:2]:
+        raise ValueError(f"{shapes}: must be [B, S, H, D], [B, S, K, D], [B, S, K, E]")
+    if q.shape[3] != k.shape[3] or k.shape[2] != v.shape[2] or not q.numel() or not v.numel():
+        raise ValueError(f"{shapes}: must agree in D and K, and no size is 0")"""
 
 
 def _check_sizes(plan: Plan) -> list[str]:

@@ -13,6 +13,7 @@ from mercurygen.schedule.schedule import Schedule
 from mercurygen.schedule.text import header_lines
 
 WIDTH = 98
+WHY = "why: "  # a comment of a schedule that says why it was chosen
 
 
 def docstring(schedule: Schedule, plan: Plan) -> str:
@@ -29,6 +30,7 @@ def docstring(schedule: Schedule, plan: Plan) -> str:
         f"{_title(schedule)} over {over}.",
         "\n".join(wrap(held, WIDTH)),
         "Schedule\n" + "\n".join(f"    {line}" for line in _schedule_lines(schedule)),
+        _why(schedule),
         _traffic(schedule, plan),
         _memory(plan),
         _order(plan),
@@ -55,6 +57,19 @@ def _schedule_lines(schedule: Schedule) -> list[str]:
     return lines
 
 
+def _why(schedule: Schedule) -> str:
+    """What the schedule's comments say of the choice: the lines `# why: ...`.
+
+    They are somebody's text in a docstring: only ASCII, no quote that could end it, no escape.
+    """
+    said = " ".join(c.removeprefix(WHY) for c in schedule.comments if c.startswith(WHY))
+    plain = "".join(c if c.isascii() and c.isprintable() else "?" for c in said)
+    plain = plain.replace("\\", "/").replace('"', "'")
+    if not plain.strip():
+        return ""
+    return "Why this schedule\n" + "\n".join(f"    {line}" for line in wrap(plain, WIDTH - 4))
+
+
 # --- traffic --------------------------------------------------------------------------------
 
 
@@ -67,7 +82,8 @@ def _traffic(schedule: Schedule, plan: Plan) -> str:
     links = _link_names(schedule)
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [
-        "    " + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=True)), links[row[0]]])
+        "    "
+        + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=True)), links[row[0]]])
         for row in rows
     ]
     optional = [_swap_row(plan, swap) for swap in plan.after if swap.optional]
@@ -102,7 +118,9 @@ def _stage_rows(plan: Plan) -> list[tuple[str, str, str]]:
         match stage:
             case Walk():
                 steps = rounds * (size - 1)
-                rows.append((stage.dim, "ring", f"{tensors} {mib(tile)} a step, {times(steps, 'step')}"))
+                rows.append(
+                    (stage.dim, "ring", f"{tensors} {mib(tile)} a step, {times(steps, 'step')}")
+                )
                 rounds *= size
             case Gather():
                 sent = mib(tile * (size - 1))
@@ -158,8 +176,8 @@ def _shapes(plan: Plan) -> str:
     mesh, split = plan.program.mesh, head_split(plan)
     slice_ = "its slice of the sequence" if mesh.dims else "the sequence"
     text = (
-        f"Shapes on one rank: B batch, S {slice_}, H heads, K key/value heads, D and E head size of "
-        "q, k and of v, out"
+        f"Shapes on one rank: B batch, S {slice_}, H heads, K key/value heads, D and E head size "
+        "of q, k and of v, out"
     )
     if split > 1:
         text += (
@@ -168,6 +186,4 @@ def _shapes(plan: Plan) -> str:
         )
     elif plan.nest.stages:
         text += "; in the body s = S, h = H, k = K"
-    if plan.nest.stages:
-        text += ", and t the length of a tile of k and v"
     return "\n".join(wrap(text + ".", WIDTH))

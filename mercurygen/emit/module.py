@@ -159,7 +159,12 @@ def _self_check(plan: Plan) -> tuple[str, list[str]]:
     seq = lcm(2 * multiple, 8)
     values = {"seq": seq, "heads": 2 * split, "kv_heads": split, "causal": causal}
     if not mesh.dims:
-        reference = render("reference", mesh_type="None", device='"cuda" if torch.cuda.is_available() else "cpu"', **values)
+        reference = render(
+            "reference",
+            mesh_type="None",
+            device='"cuda" if torch.cuda.is_available() else "cpu"',
+            **values,
+        )
         return "self-check: python NAME.py", [reference, render("self_check_single")]
     reference = render("reference", mesh_type="DeviceMesh", device="mesh.device_type", **values)
     check = render("self_check", local=seq // mesh.size, **values)

@@ -60,9 +60,11 @@ def attend(plan: Plan) -> str:
     lines = [
         f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float)"
         " -> tuple[Tensor, Tensor]:",
-        '    """q [B, s, h, D], k [B, t, k, D], v [B, t, k, E] -> out [B, s, h, E], lse [B, h, s]"""',
+        '    """q [B, s, h, D], k [B, s, k, D], v [B, s, k, E] '
+        '-> out [B, s, h, E], lse [B, h, s]"""',
     ]
-    tiles = "(k, v)" if plan.before else "(k.contiguous(), v.contiguous())"
+    fresh = any("k" in swap.tensors for swap in plan.before)  # packed by the border
+    tiles = "(k, v)" if fresh else "(k.contiguous(), v.contiguous())"
     for stage in nest.leading:
         group = f"{variable(stage.dim)}{outer_argument(plan, stage.join)}"
         lines.append(f"    k, v = _gather({tiles}, {group})")
@@ -88,7 +90,8 @@ def _walk_call(plan: Plan, tiles: str) -> str:
     if len(levels) > 1:
         dims = ", ".join(variable(stage.dim) for stage in plan.nest.walking)
         return f"_walk_tiles({tiles}, {dims})"
-    (dim, gathers), call = levels[0], f"_walk_ring({tiles}, {variable(levels[0][0])})"
+    dim, gathers = levels[0]
+    call = f"_walk_ring({tiles}, {variable(dim)})"
     for stage in gathers:
         call = f"_gather_ahead({call}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
     return call

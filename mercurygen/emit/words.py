@@ -27,7 +27,11 @@ def mib(nbytes: float) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
             value = nbytes / size
-            return f"{value:.0f} {unit}" if value >= 100 or value == int(value) else f"{value:.3g} {unit}"
+            return (
+                f"{value:.0f} {unit}"
+                if value >= 100 or value == int(value)
+                else f"{value:.3g} {unit}"
+            )
     return f"{nbytes:.0f} B"
 
 

@@ -141,19 +141,7 @@ class Return:
     buffer: int
 
 
-Event = (
-    Alloc
-    | Free
-    | Batch
-    | Collective
-    | Wait
-    | Pack
-    | Unpack
-    | Kernel
-    | Fill
-    | Cast
-    | Return
-)
+Event = Alloc | Free | Batch | Collective | Wait | Pack | Unpack | Kernel | Fill | Cast | Return
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Bytes of what one kernel call makes, block by block: the emitted `_block_forward` and `_merge`."""
+"""Bytes of what one kernel call makes: the emitted `_block_forward` and `_merge`."""
 
 from __future__ import annotations
 

@@ -72,9 +72,7 @@ class _Player:
     def play(self, with_lse: bool) -> Trace:
         """The public function: border, nest, border."""
         plan, program = self.plan, self.plan.program
-        caller = {
-            t.name: self.empty(t.name, plan.held_bytes(t.name)) for t in program.inputs
-        }
+        caller = {t.name: self.empty(t.name, plan.held_bytes(t.name)) for t in program.inputs}
         inputs = {name: live.number for name, live in caller.items()}
         tensors = dict(caller)
         for swap in plan.before:

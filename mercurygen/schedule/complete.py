@@ -1,4 +1,4 @@
-"""What only holds once all directives are in: one story per tensor and dimension, borders, sizes."""
+"""What only holds once all directives are in: stories of tensors, borders, sizes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,9 @@ def _fault_of_sizes(program: Program) -> Fault | None:
         for dims in _split_sets(program, axis.name):
             ranks = prod(program.mesh.extent(dim) for dim in dims)
             if axis.extent % ranks:
-                return Fault(_indivisible(axis.name, axis.extent, dims, ranks), "parallelize", axis.name)
+                return Fault(
+                    _indivisible(axis.name, axis.extent, dims, ranks), "parallelize", axis.name
+                )
     return None
 
 
@@ -200,7 +202,8 @@ def _settle_border(program: Program) -> SETTLED:
                 "swaps a split sequence for split heads, and back for outputs",
                 f"pin {step.tensor}: S over {step.dim}, or parallelize what it is pinned by",
             )
-            return None, Fault(Refusal("reshard-not-supported", lambda: explain), "pin")
+            refusal = Refusal("reshard-not-supported", lambda explain=explain: explain)
+            return None, Fault(refusal, "pin")
     if not program.border:
         return replace(program, border=needed), None
     if sorted(map(_key, program.border)) != sorted(map(_key, needed)):
