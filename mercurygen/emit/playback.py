@@ -1,0 +1,299 @@
+"""A plan's trace of one rank, event by event, beside what the module's text does.
+
+The methods of `Playback` stand for torch.distributed's functions, and for the module's kernel and
+merge: each complains unless the plan does the same next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+from mercurygen.emit.python_expressions import Complaint
+from mercurygen.emit.values import (
+    EXTERNALS,
+    DeviceMesh,
+    Dtype,
+    Group,
+    Operation,
+    Storage,
+    Tensor,
+    Work,
+)
+from mercurygen.lower.events import (
+    Batch,
+    Cast,
+    Collective,
+    Event,
+    Fill,
+    Kernel,
+    Pack,
+    Return,
+    Trace,
+    Unpack,
+    Wait,
+)
+from mercurygen.lower.plan import Plan
+
+
+class Playback:
+    """The plan's events of a rank, and which storages of the text are which of its buffers."""
+
+    def __init__(self, plan: Plan, trace: Trace) -> None:
+        """At the first event."""
+        self.plan, self.trace, self.program = plan, trace, plan.program
+        mesh = plan.program.mesh
+        self.mesh = DeviceMesh(mesh, trace.rank) if mesh.dims else None
+        self.index = self.compared = 0
+        self.bound: dict[int, Storage] = {}
+        self.sources: dict[int, tuple[int, int]] = {}  # of a copy: of what, of which contents
+        self.filled: dict[int, float] = {}
+        self.contents = [0] * len(trace.buffers)
+        self.returns: dict[str, int] = {}  # buffer by name
+        self.merging: tuple[Kernel, list[Storage]] | None = None
+        self.dtype, self.accumulator = (Dtype(plan.itemsize(x)) for x in ("inputs", "accumulator"))
+
+    def externals(self) -> dict[str, Any]:
+        """What stands for torch and torch.distributed."""
+        dist, gather = "torch.distributed.", partial(self.collective, "all-gather")
+        own = {"P2POp": Operation, "batch_isend_irecv": self.batch}
+        own |= {"all_to_all_single": partial(self.collective, "all-to-all")}
+        own |= {"all_gather_single": gather, "all_gather_into_tensor": gather}
+        return EXTERNALS | {dist + name: value for name, value in own.items()}
+
+    def hooks(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        """What is called instead of functions of the module."""
+        return {
+            "_check": lambda values: None,
+            "_block_forward": lambda values: self.kernel(**values),
+            "_merge": lambda values: self.merge(**values),
+        }
+
+    def inputs(self, scale: float | None) -> list[Tensor]:
+        """The tensors that `attention` is given."""
+        tensors = []
+        for name, number in self.trace.inputs.items():
+            tensor = Tensor.new(self.local_shape(name), self.dtype, "input", sure=False)
+            self.bound[number], tensor.storage.buffer = tensor.storage, number
+            tensors.append(tensor)
+        head = self.program.extent(self.program.inputs[0].dims[3][0])
+        self.scale = head**-0.5 if scale is None else scale
+        return tensors
+
+    def local_shape(self, name: str) -> list[int]:
+        """Shape of what the caller holds of a tensor."""
+        tensor, mesh = self.program.tensor(name), self.program.mesh
+        pins = list(zip(mesh.dims, tensor.pin, strict=True))
+        splits = [prod(dim.size for dim, axis in pins if axis in axes) for axes in tensor.dims]
+        extents = [prod(map(self.program.extent, axes)) for axes in tensor.dims]
+        return [extent // split for extent, split in zip(extents, splits, strict=True)]
+
+    # --- the plan's side ----------------------------------------------------------------------
+
+    def peek(self) -> Event | None:
+        """The next event that the text must do; what lies before it becomes known."""
+        while self.index < len(self.trace.events):
+            match event := self.trace.events[self.index]:
+                case Batch() | Collective() | Wait() | Kernel():
+                    return event
+                case Pack(source, target) | Unpack(source, target) | Cast(source, target):
+                    self.sources[target] = (source, self.contents[source])
+                case Fill(outputs):
+                    self.filled |= dict(zip(outputs, (0.0, float("-inf")), strict=True))
+                case Return(name, buffer):
+                    self.returns[name] = buffer
+            self.index += 1
+        return None
+
+    def expect(self, kind: type, what: str) -> Any:
+        """The next event, which must be of this kind."""
+        if self.merging:
+            raise Complaint(f"the plan merges the block, the text {what}")
+        if type(event := self.peek()) is not kind:
+            raise Complaint(f"the plan {self.words(event)}, the text {what}")
+        self.index += 1
+        self.compared += 1
+        return event
+
+    def words(self, event: Event | None) -> str:
+        """An event, for people."""
+        label = [buffer.label for buffer in self.trace.buffers]
+        match event:
+            case Batch(op, dim, sends):
+                sent = " and ".join(label[m.buffer] for m in sends)
+                return f"starts transfer {op}, a batch along {dim}: sends {sent}"
+            case Collective(op, dim, kind, source):
+                return f"starts transfer {op}, an {kind} over {dim} of {label[source]}"
+            case Wait(op):
+                return f"waits for transfer {op}"
+            case Kernel(inputs, block=block):
+                return f"runs the kernel on {' and '.join(label[i] for i in inputs)}, {block}"
+        return "is over"
+
+    def same(self, what: str, plan: Any, text: Any) -> None:
+        """Complain unless both agree."""
+        if plan != text:
+            raise Complaint(f"{what}: the plan has {plan}, the text {text}")
+
+    def bind(self, what: str, number: int, storage: Storage) -> None:
+        """A storage is one of the plan's buffers, and no other is."""
+        known = self.bound.get(number)
+        if known is None and storage.buffer is None:
+            if number in self.sources:
+                fits = self.plan_root(number) == self.text_root(storage)
+            else:
+                fits = storage.made == self.filled.get(number, "empty")
+            if fits and storage.nbytes == self.trace.buffers[number].nbytes:
+                self.bound[number], storage.buffer = storage, number
+                return
+        if known is not storage:
+            plan = self.trace.buffers[number]
+            text = f"{self.name(storage)}, {storage.nbytes} bytes"
+            raise Complaint(
+                f"{what}: the plan has {plan.label}, {plan.nbytes} bytes, the text {text}"
+            )
+
+    def name(self, storage: Storage) -> str:
+        """A storage, for people."""
+        if storage.buffer is not None:
+            return self.trace.buffers[storage.buffer].label
+        if storage.source:
+            return f"a copy of {self.name(storage.source[0])}"
+        return f"another buffer ({storage.made})"
+
+    def plan_root(self, number: int) -> tuple[int, int] | None:
+        """The nearest buffer known to both that this is a copy of, and of which contents."""
+        root = self.sources.get(number)
+        while root and root[0] not in self.bound:
+            root = self.sources.get(root[0])
+        return root
+
+    def text_root(self, storage: Storage) -> tuple[int, int] | None:
+        """The same of a storage."""
+        root = storage.source
+        while root and root[0].buffer is None:
+            root = root[0].source
+        return (root[0].buffer, root[1]) if root else None
+
+    # --- the text's side ----------------------------------------------------------------------
+
+    def moved(self, what: str, number: int, tensor: Tensor, into: bool = False) -> None:
+        """A transfer's operand: a whole dense buffer."""
+        if (
+            not isinstance(tensor, Tensor)
+            or not tensor.whole
+            or not tensor.is_dense
+            or not tensor.sure
+        ):
+            raise Complaint(f"{what}: not all of a buffer, or not sure to be contiguous")
+        self.bind(what, number, tensor.storage)
+        if into:
+            tensor.storage.arriving = True
+            tensor.storage.contents += 1
+            self.contents[number] += 1
+
+    def works(self, op: int, count: int, targets: Sequence[Tensor]) -> list[Work]:
+        """Handles of a transfer, all to be waited on once."""
+        waiting: list[Work] = []
+
+        def wait(work: Work) -> None:
+            if work not in waiting:
+                raise Complaint("waits again")
+            waiting.remove(work)
+            if not waiting:
+                what = f"waits for transfer {op}"
+                self.same("wait", self.expect(Wait, what).op, op)
+                for tensor in targets:
+                    tensor.storage.arriving = False
+
+        waiting += [Work(wait) for _ in range(count)]
+        return list(waiting)
+
+    def batch(self, ops: list[Operation]) -> list[Work]:
+        """`batch_isend_irecv`."""
+        sends, recvs = ([x for x in ops if x.path.endswith(kind)] for kind in (".isend", ".irecv"))
+        if len(sends) + len(recvs) != len(ops):
+            raise Complaint("a batch of something else than isend and irecv")
+        event = self.expect(
+            Batch, f"starts a batch along {' and '.join({x.group.dim for x in ops})}"
+        )
+        for verb, plan, text in (("sends", event.sends, sends), ("receives", event.recvs, recvs)):
+            self.same(f"{verb} along {event.dim}", len(plan), len(text))
+            for i, (message, op) in enumerate(zip(plan, text, strict=True)):
+                what = f"operation {i} that {verb} along {event.dim}"
+                self.same(f"{what}, group", event.dim, op.group.dim)
+                self.same(f"{what}, peer", message.peer, op.peer)
+                self.moved(what, message.buffer, op.tensor, into=verb == "receives")
+        return self.works(event.op, len(ops), [op.tensor for op in recvs])
+
+    def collective(
+        self, kind: str, into: Tensor, x: Tensor, *, group: Group, async_op: bool = False
+    ) -> Any:
+        """One that all ranks of a group do."""
+        event = self.expect(Collective, f"starts an {kind} over {group.dim}")
+        self.same("collective", event.kind, kind)
+        self.same(f"{kind}, group", event.dim, group.dim)
+        self.moved(f"{kind}, source", event.source, x)
+        self.moved(f"{kind}, target", event.target, into, into=True)
+        (work,) = self.works(event.op, 1, [into])
+        return work if async_op else work.wait()
+
+    def part(self, name: str, tensor: Tensor, chunks: tuple[int, int]) -> None:
+        """A part of a tensor of the operator: these chunks of its sequence."""
+        at = self.program.tensor(name).dimension(self.program.sequence(self.program.tensor(name)))
+        want = [(0, size) for size in tensor.storage.shape]
+        want[at] = (chunks[0] * self.plan.chunk, chunks[1] * self.plan.chunk)
+        if tensor.cuts is None or list(tensor.cuts) != want:
+            raise Complaint(f"part of {name}: the plan has {want}, the text {tensor.cuts}")
+
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, scale: Any, causal: Any) -> Any:
+        """`_block_forward`."""
+        event = self.expect(Kernel, "runs the kernel")
+        tensors = dict(zip((t.name for t in self.program.inputs), (q, k, v), strict=True))
+        tiles = self.plan.nest.tensors
+        names = [*(name for name in tensors if name not in tiles), *tiles]
+        rows = self.program.mask_axes[0]
+        for name, number in zip(names, event.inputs, strict=True):
+            self.bind(f"{name} of the kernel", number, tensors[name].storage)
+            by_rows = self.program.sequence(self.program.tensor(name)) == rows
+            self.part(name, tensors[name], event.block.rows if by_rows else event.block.cols)
+        self.same("causal", event.block.causal, causal)
+        self.same("scale", self.scale, scale)
+        out = Tensor.new([*q.shape[:3], v.shape[3]], self.dtype, "kernel", sure=False)
+        lse = [q.shape[0], q.shape[2], q.shape[1]]
+        shares = out, Tensor.new(lse, self.accumulator, "kernel", sure=False)
+        if event.merge:
+            self.merging = event, [share.storage for share in shares]
+        else:
+            for number, share in zip(event.outputs, shares, strict=True):
+                self.bound[number], share.storage.buffer = share.storage, number
+        return shares
+
+    def merge(self, out: Tensor, lse: Tensor, share_out: Tensor, share_lse: Tensor) -> None:
+        """`_merge`."""
+        if not self.merging:
+            raise Complaint(f"the plan {self.words(self.peek())}, the text merges")
+        (event, made), shares = self.merging, (share_out, share_lse)
+        if [share.storage for share in shares] != made or not all(share.whole for share in shares):
+            raise Complaint("merges something else than the block's result")
+        for name, number, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
+            self.bind(f"{name} of the merge", number, tensor.storage)
+            self.part(name, tensor, event.block.rows)
+            tensor.storage.contents += 1
+            self.contents[number] += 1
+        self.merging = None
+        self.compared += 1
+
+    def result(self, result: Any, with_lse: bool) -> None:
+        """What `attention` returns."""
+        names = ["out", "lse"] if with_lse else ["out"]
+        if (event := self.peek()) or self.merging:
+            raise Complaint(f"the plan {self.words(event)}, the text returns")
+        tensors = result if with_lse else (result,)
+        self.same("results", len(names), len(tensors))
+        for name, tensor in zip(names, tensors, strict=True):
+            self.bind(f"result {name}", self.returns[name], tensor.storage)
+            self.same(f"shape of {name}", self.local_shape(name), list(tensor.shape))
+        self.compared += len(names)

@@ -1,0 +1,278 @@
+"""What an interpreted module works on: tensors without elements, groups, handles.
+
+A tensor is a view (shape, strides) of a storage. A storage knows how it was made, of which
+storage it is a copy, and which of the plan's buffers it turned out to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import prod
+from typing import Any, NamedTuple
+
+from mercurygen.emit.python_expressions import Complaint, External, Host
+from mercurygen.ir.mesh import Mesh
+
+
+class Dtype(NamedTuple):
+    """A dtype, as far as it matters here."""
+
+    itemsize: int
+
+
+class Storage:
+    """A piece of memory.
+
+    Attributes:
+        shape: that it was made with.
+        nbytes: its size.
+        made: how: "input", "empty", "copy", "kernel", or filled with a number.
+        source: what it is a copy of, and of which of its contents.
+        contents: counts what was written to it.
+        arriving: whether a transfer writes to it.
+        buffer: number in the plan's trace, once known.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], nbytes: int, made: Any, source: tuple[Storage, int] | None
+    ) -> None:
+        self.shape, self.nbytes, self.made, self.source = tuple(shape), nbytes, made, source
+        self.contents, self.arriving = 0, False
+        self.buffer: int | None = None
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    return tuple(accumulate(reversed(shape[1:]), lambda x, y: x * y, initial=1))[::-1][
+        -len(shape) :
+    ]
+
+
+class Tensor(Host):
+    """A view of a storage.
+
+    Attributes:
+        cuts: per dimension of the storage's own shape the range that it views, while it is
+            nothing but cut along them; else None.
+        sure: whether the strides are known, not only likely, as those of the caller's inputs.
+    """
+
+    visible = frozenset(
+        "shape dtype ndim size numel contiguous to transpose permute movedim unsqueeze squeeze "
+        "unflatten flatten chunk unbind new_empty new_zeros new_full __getitem__".split()
+    )
+
+    def __init__(
+        self,
+        storage: Storage,
+        shape: Sequence[int],
+        dtype: Dtype,
+        strides: Sequence[int],
+        sure: bool,
+        cuts: tuple[tuple[int, int], ...] | None = None,
+    ) -> None:
+        self.storage, self.shape, self.dtype = storage, tuple(shape), dtype
+        self.strides, self.sure, self.cuts = tuple(strides), sure, cuts
+
+    @classmethod
+    def new(
+        cls, shape: Sequence[int], dtype: Dtype, made: Any, *, source: Any = None, sure: bool = True
+    ) -> Tensor:
+        """A tensor with a storage of its own."""
+        if any(type(size) is not int or size <= 0 for size in shape):
+            raise Complaint(f"a tensor of shape {tuple(shape)}")
+        storage = Storage(shape, prod(shape) * dtype.itemsize, made, source)
+        return cls(storage, shape, dtype, _dense(shape), sure, tuple((0, size) for size in shape))
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of its storage."""
+        return prod(self.shape) * self.dtype.itemsize == self.storage.nbytes
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether its elements lie one behind the other, for all that is known."""
+        pairs = zip(self.shape, self.strides, _dense(self.shape), strict=True)
+        return all(size == 1 or have == want for size, have, want in pairs)
+
+    def size(self, dim: int) -> int:
+        return self.shape[dim]
+
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    def view(self, dims: Sequence[tuple[int, int]], sure: bool | None = None) -> Tensor:
+        """Another view of its storage, with these sizes and strides."""
+        sure = self.sure if sure is None else sure
+        return Tensor(self.storage, [n for n, _ in dims], self.dtype, [s for _, s in dims], sure)
+
+    def dims(self) -> list[tuple[int, int]]:
+        """Sizes and strides."""
+        return list(zip(self.shape, self.strides, strict=True))
+
+    def contiguous(self) -> Tensor:
+        if not self.is_dense:
+            return copy([self], self.shape, self.dtype)
+        return Tensor(self.storage, self.shape, self.dtype, self.strides, True, self.cuts)
+
+    def to(self, dtype: Dtype) -> Tensor:
+        return self if dtype == self.dtype else copy([self], self.shape, dtype)
+
+    def permute(self, *order: int) -> Tensor:
+        if sorted(order) != list(range(self.ndim)):
+            raise Complaint(f"permute{order} of {self.ndim} dimensions")
+        return self.view([self.dims()[i] for i in order])
+
+    def movedim(self, source: int, target: int) -> Tensor:
+        order = list(range(self.ndim))
+        order.insert(target % self.ndim, order.pop(source))
+        return self.permute(*order)
+
+    def transpose(self, first: int, second: int) -> Tensor:
+        order = list(range(self.ndim))
+        order[first], order[second] = order[second], order[first]
+        return self.permute(*order)
+
+    def unsqueeze(self, dim: int) -> Tensor:
+        dims = self.dims()
+        dims.insert(dim if dim >= 0 else dim + self.ndim + 1, (1, 1))
+        return self.view(dims)
+
+    def squeeze(self, dim: int) -> Tensor:
+        return self.select(dim, 0) if self.shape[dim] == 1 else self
+
+    def select(self, dim: int, index: int) -> Tensor:
+        """One index of a dimension, which goes."""
+        dims = self.dims()
+        if dims.pop(dim)[0] <= index:
+            raise Complaint(f"index {index} of {self.shape}")
+        return self.view(dims)
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
+        size, stride = self.dims()[dim]
+        known = prod(n for n in sizes if n != -1)
+        sizes = [size // known if n == -1 else n for n in sizes]
+        if prod(sizes) != size:
+            raise Complaint(f"unflatten of {size} into {sizes}")
+        inner = [(n, s * stride) for n, s in zip(sizes, _dense(sizes), strict=True)]
+        dim %= self.ndim
+        return self.view([*self.dims()[:dim], *inner, *self.dims()[dim + 1 :]])
+
+    def flatten(self, first: int, last: int) -> Tensor:
+        first, last = first % self.ndim, last % self.ndim
+        dims = self.dims()
+        run = [each for each in dims[first : last + 1] if each[0] > 1] or [(1, 1)]
+        size = prod(n for n, _ in run)
+        if any(a[1] != b[0] * b[1] for a, b in zip(run, run[1:], strict=False)):
+            shape = [*self.shape[:first], size, *self.shape[last + 1 :]]
+            return copy([self], shape, self.dtype)
+        return self.view([*dims[:first], (size, run[-1][1]), *dims[last + 1 :]])
+
+    def chunk(self, count: int, dim: int) -> tuple[Tensor, ...]:
+        size, at = self.shape[dim], (slice(None),) * (dim % self.ndim)
+        step = -(-size // count)
+        return tuple(self[(*at, slice(i, i + step))] for i in range(0, size, step))
+
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        return tuple(self.select(dim, i) for i in range(self.shape[dim]))
+
+    def __getitem__(self, index: Any) -> Tensor:
+        index = index if isinstance(index, tuple) else (index,)
+        dims, cuts = self.dims(), list(self.cuts or ())
+        for i, each in enumerate(index):
+            if not isinstance(each, slice) or each.step not in (None, 1):
+                raise Complaint(f"not understood: the index {each}")
+            taken = range(self.shape[i])[each]
+            dims[i] = (len(taken), dims[i][1])
+            if cuts:
+                cuts[i] = (cuts[i][0] + taken.start, cuts[i][0] + taken.stop)
+        view = self.view(dims)
+        view.cuts = tuple(cuts) if cuts else None
+        return view
+
+    def new_empty(self, *shape: int, dtype: Dtype | None = None) -> Tensor:
+        return Tensor.new(shape, dtype or self.dtype, "empty")
+
+    def new_zeros(self, *shape: int, dtype: Dtype | None = None) -> Tensor:
+        return Tensor.new(shape, dtype or self.dtype, 0.0)
+
+    def new_full(self, shape: Sequence[int], value: float, dtype: Dtype | None = None) -> Tensor:
+        return Tensor.new(shape, dtype or self.dtype, float(value))
+
+
+class Group(Host):
+    """The ranks along a dimension."""
+
+    visible = frozenset({"size", "rank"})
+
+    def __init__(self, dim: str, size: int, rank: int) -> None:
+        self.dim, self.size, self.rank = dim, lambda: size, lambda: rank
+
+
+class DeviceMesh(Host):
+    """The device mesh, as one rank sees it."""
+
+    visible = frozenset({"get_group"})
+
+    def __init__(self, mesh: Mesh, rank: int) -> None:
+        place = mesh.coordinate(rank)
+        self.groups = {dim.name: Group(dim.name, dim.size, place[dim.name]) for dim in mesh.dims}
+
+    def get_group(self, name: str) -> Group:
+        return self.groups[name]
+
+
+class Work(Host):
+    """A handle: of one operation of a batch, or of a collective."""
+
+    visible = frozenset({"wait"})
+
+    def __init__(self, wait: Callable[[Work], None]) -> None:
+        self.wait = lambda: wait(self)
+
+
+class Operation(Host):
+    """A `P2POp`."""
+
+    def __init__(self, op: External, tensor: Tensor, *, group: Group, group_peer: int) -> None:
+        self.path, self.tensor, self.group, self.peer = op.path, tensor, group, group_peer
+
+
+def copy(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tensor:
+    """A new tensor with the elements of others, which nothing may be writing to."""
+    storages = {part.storage for part in parts}
+    if any(storage.arriving for storage in storages):
+        raise Complaint("copies a buffer that a transfer is still writing to")
+    one, *others = storages
+    source = None if others else (one, one.contents)
+    return Tensor.new(shape, dtype, "copy", source=source)
+
+
+def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """`torch.cat`."""
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return copy(parts, shape, parts[0].dtype)
+
+
+def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """`torch.stack`."""
+    shape = list(parts[0].shape)
+    shape.insert(dim, len(parts))
+    return copy(parts, shape, parts[0].dtype)
+
+
+EXTERNALS: dict[str, Any] = {
+    "torch.cat": cat,
+    "torch.stack": stack,
+    "torch.empty_like": lambda x: Tensor.new(x.shape, x.dtype, "empty"),
+    "torch.promote_types": max,
+    "torch.float32": Dtype(4),
+    "torch.inf": float("inf"),
+}
