@@ -1,0 +1,3 @@
+"""mercurygen: distributed attention as modules that are searched for, proved and readable."""
+
+__version__ = "0.1.0"

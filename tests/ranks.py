@@ -11,6 +11,9 @@ Many cases on the same ranks share one fork, made when the first result is asked
     def test_ring(case):
         RING.result(case)                       # every rank's value; AssertionError if it failed
 
+What a case needs and takes long to make is given as a functools.partial: it is called here, just
+before the fork, so that nothing is made while tests are collected, nor on every rank again.
+
 This process paces the ranks: a case starts when all of them have answered the one before.
 A case that failed or hung leaves unmatched messages behind, so the next one gets a fresh fork.
 """
@@ -18,6 +21,7 @@ A case that failed or hung leaves unmatched messages behind, so the next one get
 from __future__ import annotations
 
 import faulthandler
+import functools
 import multiprocessing
 import os
 import pickle
@@ -75,9 +79,9 @@ def run_ranks(world: int, fn: Callable[..., Any], *args: Any, timeout: float = 6
 def run_cases(world: int, cases: Sequence[Case], timeout: float = 60) -> dict[str, Outcome]:
     """Run all cases, in order, each within `timeout` seconds; in one fork as long as they pass."""
     outcomes: dict[str, Outcome] = {}
-    left = list(cases)
-    if len({case.id for case in left}) < len(left):
+    if len({case.id for case in cases}) < len(cases):
         raise ValueError("two cases have the same id")
+    left = [case for case in (_made(case, outcomes) for case in cases) if case]
     while left:
         with _forked(world, left, timeout) as ranks:
             _answers(ranks, "forming the process group", JOIN).get()
@@ -115,6 +119,16 @@ class Ranks:
 
 
 # --- in this process ------------------------------------------------------------------------
+
+
+def _made(case: Case, outcomes: dict[str, Outcome]) -> Case | None:
+    """The case with its partials called; None, and its outcome, if one of them fails."""
+    try:
+        made = [x() if isinstance(x, functools.partial) else x for x in case.args]
+    except Exception:
+        outcomes[case.id] = Outcome([], f"{case.id} was not started\n{traceback.format_exc()}")
+        return None
+    return case._replace(args=tuple(made))
 
 
 class _Rank(NamedTuple):

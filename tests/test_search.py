@@ -152,7 +152,7 @@ def test_links_change_the_ranking_and_why_says_so() -> None:
     assert ports["ulysses"] > ports["ring"]
     said = why(slow)
     assert said.startswith(label(slow.best)) and "UPI port" in said
-    assert "ulysses on all=8 (zigzag) takes" in said
+    assert "ulysses on all=8 (zigzag), takes" in said
     assert "more waiting for transfers" in said.split("ulysses on all=8")[1]
     assert "UPI" not in why(fast) and why(fast).startswith("ulysses on gpu=8")
 

@@ -8,21 +8,13 @@ from pathlib import Path
 
 from mercurygen.designs.meshes import meshes
 from mercurygen.errors import InternalError, UserError, closest, shorten
+from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Link, Mesh
+from mercurygen.schedule.directive_text import parse_directive
 from mercurygen.schedule.directives import Along, Directive, Parallelize, Replicate, Shard, Shift
-from mercurygen.schedule.text import parse
 
 Stage = tuple[str, tuple[str, ...], str, str]  # (kind, tensors, axis, dimension and its options)
 Core = tuple[frozenset[tuple[str, str]], tuple[Stage, ...]]
-
-# What a schedule's text needs around the directives; nothing of it is used.
-_HEADER = """operator attention
-problem batch=1 seq=1 heads=1 kv_heads=1 head_dim=1 bfloat16 full
-topology any sha256:0000000000000000 gpu=1 any 1GB/s
-group gpu=1
-tp 1
-mesh
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +101,7 @@ def _pattern(lines: list[str]) -> Pattern:
     head, roles, *body = lines
     if not head.startswith("design ") or not roles.startswith("roles "):
         raise InternalError(f"designs.txt: {head!r}, {roles!r}")
-    directives = parse(_HEADER + "\n".join(body) + "\n", "designs.txt").schedule.directives
+    directives = tuple(parse_directive(Line("designs.txt", 0, line)) for line in body)
     names = tuple(role.strip() for role in roles.removeprefix("roles ").split(","))
     return Pattern(head.removeprefix("design ").strip(), names, directives)
 

@@ -168,8 +168,8 @@ def lower(program: Program) -> Plan | Refusal:
     """The plan of a complete program, or why the kernel cannot do it."""
     nest = _nest(program)
     after = []
-    for name, optional in (("out", False), ("lse", True)):
-        after += _swaps(program, (name,), optional)
+    for tensor in program.outputs:  # what is only accumulated is handed out if asked for
+        after += _swaps(program, (tensor.name,), tensor.dtype == "accumulator")
     before = _swaps(program, tuple(t.name for t in program.inputs), False)
     plan = Plan(program, before, nest, tuple(after))
     return _fragmented(plan) or plan

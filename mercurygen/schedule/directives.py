@@ -1,8 +1,8 @@
 """What a schedule can say: one immutable record per directive, each with its text.
 
-`str(directive)` is the line of a `.sched` file; `mercurygen.schedule.text` reads it back. The
-records hold more than this version lowers (direct, both, skewed, tile, join, reorder): those are
-refused by `mercurygen.schedule.apply`, by name.
+`str(directive)` is the line of a `.sched` file; `mercurygen.schedule.directive_text` reads it
+back. The records hold more than this version lowers (direct, both, skewed, tile, join, reorder):
+those are refused by `mercurygen.schedule.apply`, by name.
 """
 
 from __future__ import annotations
@@ -30,11 +30,19 @@ class OrderTokens:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """`pin q, k: S over node` or `pin q: replicated`: the layout that the caller has and wants."""
+    """`pin q, k: S over node` or `pin q: replicated`: the layout that the caller has and wants.
+
+    Over no dimension, or along no axis, it is `replicated`, and equal to that.
+    """
 
     tensors: tuple[str, ...]
     axis: str | None
     dims: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.axis is None or not self.dims:
+            object.__setattr__(self, "axis", None)
+            object.__setattr__(self, "dims", ())
 
     def __str__(self) -> str:
         where = f"{self.axis} over {listed(self.dims)}" if self.axis else "replicated"

@@ -8,35 +8,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import isfinite
+from decimal import Decimal
 
 from mercurygen.errors import Span, UserError, closest, printable, shorten
-from mercurygen.ir.layout import ORDERS
+from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Link, Mesh, check_name
 from mercurygen.ir.problem import DTYPES, MASKS, SIZES, Problem
-from mercurygen.schedule.directives import (
-    Along,
-    Directive,
-    Join,
-    OrderTokens,
-    Parallelize,
-    Patch,
-    Pin,
-    Reorder,
-    Replicate,
-    Reshard,
-    Shard,
-    Shift,
-    Tile,
-)
-from mercurygen.schedule.lexer import Line
+from mercurygen.schedule.directive_text import parse_directive
 from mercurygen.schedule.schedule import Schedule, Target
 
 LARGEST_FILE = 256 * 1024
 HEADER = ("operator", "problem", "topology", "group", "tp", "mesh")
-SHIFT_OPTIONS = ("direct", "both", "reverse", "skewed", "prefetch")
 _LEVEL = re.compile(r"\s*([A-Za-z]\w*)=(\d{1,7}) ([A-Za-z0-9][A-Za-z0-9 .+/_-]*?) (\S+)GB/s(?= |$)")
 _TARGET = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]{0,40}) (sha256:[0-9a-f]{16})(?= )")
+_DECIMAL = re.compile(r"\d{1,9}(\.\d{1,400})?", re.ASCII)
 _OPERATOR = re.compile(r"[A-Za-z0-9_./-]+(\.py::[A-Za-z_]\w*)?")
 
 
@@ -76,15 +61,23 @@ def header_lines(schedule: Schedule) -> list[str]:
 def show_problem(problem: Problem) -> str:
     """Sizes, dtype and mask on one line; the value head size only where it differs."""
     same = problem.v_head_dim == problem.head_dim
-    sizes = [f"{name}={getattr(problem, name)}" for name in SIZES if name != "v_head_dim" or not same]
+    names = [name for name in SIZES if name != "v_head_dim" or not same]
+    sizes = [f"{name}={getattr(problem, name)}" for name in names]
     return " ".join([*sizes, problem.dtype, problem.mask])
 
 
 def show_levels(levels: tuple[Link, ...]) -> str:
     """Every level with its link and bandwidth."""
     return " ".join(
-        f"{level.level}={level.size} {level.name} {level.bandwidth / 1e9:g}GB/s" for level in levels
+        f"{level.level}={level.size} {level.name} {show_speed(level.bandwidth)}GB/s"
+        for level in levels
     )
+
+
+def show_speed(bandwidth: float) -> str:
+    """Bytes per second in GB/s, all digits, as a plain decimal number."""
+    text = f"{Decimal(repr(float(bandwidth))).scaleb(-9):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def show_mesh(mesh: Mesh) -> str:
@@ -120,7 +113,7 @@ def parse(text: str, file: str = "<schedule>") -> Source:
     header = _parse_header(bodies, file)
     directives, spans = [], []
     for line in bodies[len(HEADER) :]:
-        directives.append(_parse_directive(line))
+        directives.append(parse_directive(line))
         spans.append(line.span())
     schedule = Schedule(*header, tuple(directives), tuple(comments))
     return Source(schedule, tuple(spans))
@@ -222,12 +215,9 @@ def _parse_target(line: Line) -> Target:
             raise line.error("syntax", "expected a level, as in `gpu=8 NVLink 300GB/s`")
         line.place = found.end()
         name, size, link, bandwidth = found.groups()
-        check_name(name, "level")
-        try:
-            speed = float(bandwidth) * 1e9
-        except ValueError:
-            speed = 0.0
-        if not (isfinite(speed) and 0 < speed < 1e15) or int(size) < 1 or len(link) > 60:
+        _named(line, name, "level")
+        speed = float(f"{bandwidth}e9") if _DECIMAL.fullmatch(bandwidth) else 0.0
+        if not 0 < speed < 1e15 or int(size) < 1 or len(link) > 60:
             raise UserError(
                 "size-out-of-range",
                 f"level {name}={size} {link} {bandwidth}GB/s is not a level",
@@ -282,10 +272,7 @@ def check_group(name: str, size: int, have: int, span: Span | None = None) -> No
 def _parse_mesh(line: Line) -> Mesh:
     dims = []
     for name, size in _parse_sizes(line, "a dimension"):
-        try:
-            check_name(name, "mesh dimension")
-        except UserError as error:
-            raise error.at(line.span()) from None
+        _named(line, name, "mesh dimension")
         if not 2 <= size <= 2**20 or name in {dim.name for dim in dims}:
             raise UserError(
                 "mesh-dimension",
@@ -296,117 +283,8 @@ def _parse_mesh(line: Line) -> Mesh:
     return Mesh(tuple(dims))
 
 
-# --- directives -----------------------------------------------------------------------------
-
-
-def _parse_directive(line: Line) -> Directive:
-    word = line.name("a directive")
-    parser = _PARSERS.get(word)
-    if parser is None:
-        line.place = 0
-        raise UserError(
-            "unknown-directive",
-            f"unknown directive {shorten(word)!r}",
-            span=line.span(),
-            help=closest(word, _PARSERS),
-        )
-    directive = parser(line)
-    line.end()
-    return directive
-
-
-def _parse_order(line: Line) -> OrderTokens:
-    axis = line.name("an axis")
-    line.mark(":")
-    kind = line.word(*ORDERS)
-    dims = line.names("mesh dimension") if line.take("over") else ()
-    return OrderTokens(axis, kind, dims)
-
-
-def _parse_pin(line: Line) -> Pin:
-    tensors = line.names("tensor")
-    line.mark(":")
-    if line.take("replicated"):
-        return Pin(tensors, None, ())
-    axis = line.name("an axis, or `replicated`")
-    line.word("over")
-    return Pin(tensors, axis, line.names("mesh dimension"))
-
-
-def _parse_reshard(line: Line) -> Reshard:
-    tensors = line.names("tensor")
-    line.mark(":")
-    source = line.name("an axis")
-    line.word("to")
-    target = line.name("an axis")
-    line.word("along")
-    return Reshard(tensors, source, target, line.name("a mesh dimension"))
-
-
-def _parse_parallelize(line: Line) -> Parallelize:
-    axis = line.name("an axis")
-    line.word("over")
-    return Parallelize(axis, line.names("mesh dimension"))
-
-
-def _parse_shard(line: Line) -> Shard:
-    tensors = line.names("tensor")
-    line.mark(":")
-    axis = line.name("an axis")
-    line.word("over")
-    return Shard(tensors, axis, line.names("mesh dimension"))
-
-
-def _parse_replicate(line: Line) -> Replicate:
-    tensors = line.names("tensor")
-    line.word("over")
-    return Replicate(tensors, line.names("mesh dimension"))
-
-
-def _parse_shift(line: Line) -> Shift:
-    tensors = line.names("tensor")
-    line.mark(":")
-    axis = line.name("an axis")
-    line.word("along")
-    along = [_parse_along(line)]
-    while line.take(","):
-        along.append(_parse_along(line))
-    return Shift(tensors, axis, tuple(along))
-
-
-def _parse_along(line: Line) -> Along:
-    dim = line.name("a mesh dimension")
-    options = []
-    while not line.done() and not line.text[line.place :].lstrip().startswith(","):
-        option = line.word(*SHIFT_OPTIONS)
-        if option == "prefetch":
-            option = f"prefetch {line.number_('a number of tiles')}"
-        options.append(option)
-    return Along(dim, tuple(sorted(set(options))))
-
-
-def _parse_tile(line: Line) -> Tile:
-    axis = line.name("an axis")
-    line.word("by")
-    return Tile(axis, line.number_("a number of parts"))
-
-
-def _parse_patch(line: Line) -> Patch:
-    body = line.name("a body")
-    line.word("with")
-    return Patch(body, line.name("a kernel"))
-
-
-_PARSERS = {
-    "order": _parse_order,
-    "pin": _parse_pin,
-    "reshard": _parse_reshard,
-    "parallelize": _parse_parallelize,
-    "shard": _parse_shard,
-    "replicate": _parse_replicate,
-    "shift": _parse_shift,
-    "tile": _parse_tile,
-    "join": lambda line: Join(line.names("an axis")),
-    "reorder": lambda line: Reorder(line.names("an axis")),
-    "patch": _parse_patch,
-}
+def _named(line: Line, name: str, what: str) -> None:
+    try:
+        check_name(name, what)
+    except UserError as error:
+        raise error.at(line.span()) from None

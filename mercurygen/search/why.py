@@ -17,15 +17,16 @@ _PARTS = {
 def why(result: Result) -> str:
     """What tells the best schedule from the runner-up, and from the other named designs."""
     best, rest = result.best, result.ranked[1:]
-    figures = f"{label(best)}: {_figures(best, result.objective)}"
+    least = "needs the least memory" if result.objective == "memory" else "is the fastest"
+    figures = f"{_figures(best, result.objective)} by the model"
     if not rest:
-        return f"{figures}; no other schedule is legal."
+        return f"{label(best)} is the only legal schedule: {figures}."
     slower = [c for c in rest if not _ties(result, best, c)]
     ties = len(rest) - len(slower)
-    if ties:
-        many = "others" if ties > 1 else "other"
-        figures += f"; {ties} {many} with the same {result.objective}"
-    sentences = [figures + (f"; {_against(result, best, slower[0])}." if slower else ".")]
+    beside = f" ({_many(ties, 'other')} as good)" if ties else ""
+    sentences = [f"{label(best)} {least} of {result.counts.legal} legal schedules{beside}: {figures}."]
+    if slower:
+        sentences.append(f"The runner-up, {_against(result, best, slower[0])}.")
     others = [n.best for n in result.named if n.best and n.best in slower]
     others = sorted(
         (c for c in others if c is not slower[0]), key=lambda c: c.key(result.objective)
@@ -36,6 +37,10 @@ def why(result: Result) -> str:
         words = "; ".join(_against(result, best, c) for c in chosen)
         sentences.append(f"Of the other named designs, {words}.")
     return " ".join(sentences)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 def _ties(result: Result, best: Candidate, other: Candidate) -> bool:
@@ -63,17 +68,16 @@ def _figures(candidate: Candidate, objective: str) -> str:
 
 
 def _against(result: Result, best: Candidate, other: Candidate) -> str:
-    """The other's figures, and where the difference is."""
+    """By how much the other is behind, and where the difference is."""
     a, b = best.cost, other.cost
     if result.objective == "memory" and a.peak_memory != b.peak_memory:
-        more = f"{_gib(b.peak_memory)}, {_gib(b.peak_memory - a.peak_memory)} more"
-        return f"{label(other)} needs {more}, and takes {_ms(b.time)}"
+        more = _gib(b.peak_memory - a.peak_memory)
+        return f"{label(other)}, needs {more} more, and takes {_ms(b.time)}"
     slower = b.time - a.time
     if round(slower, 12) == 0:
-        return f"{label(other)} takes as long, with {_gib(b.peak_memory)}"
-    words = f"{label(other)} takes {_ms(b.time)}, {_ms(abs(slower))} "
-    words += "longer" if slower > 0 else "less"
-    return f"{words} ({', '.join([*_parts(a, b, slower), *_bytes(result, a, b)])})"
+        return f"{label(other)}, takes as long, with {_gib(b.peak_memory)}"
+    words = f"{label(other)}, takes {abs(slower) / a.time:.1%} {'more' if slower > 0 else 'less'}"
+    return f"{words}: {', '.join([*_parts(a, b, slower), *_bytes(result, a, b)])}"
 
 
 def _parts(a: Cost, b: Cost, slower: float) -> list[str]:
@@ -101,7 +105,7 @@ def _bytes(result: Result, a: Cost, b: Cost) -> list[str]:
     if ours.port == theirs.port:
         return []
     where = f"the busiest {slowest.link} port"
-    return [f"{_mib(theirs.port)} instead of {_mib(ours.port)} leave by {where}"]
+    return [f"{_mib(theirs.port)} instead of {_mib(ours.port)} through {where}"]
 
 
 def _slowest(result: Result) -> Level | None:

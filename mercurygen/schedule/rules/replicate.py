@@ -32,6 +32,15 @@ def refuse(program: Program, d: Replicate) -> Refusal | None:
                     f"parallelize an axis that {name} carries",
                 ),
             )
+        for dim in d.dims:
+            if (name, dim) in program.replicated:
+                return Refusal(
+                    "two-stories",
+                    lambda name=name, dim=dim: (
+                        f"{name} is replicated twice over {dim}",
+                        "each tensor has one story per dimension: keep one of the two lines",
+                    ),
+                )
     return None
 
 

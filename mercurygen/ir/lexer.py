@@ -1,13 +1,12 @@
-"""One line of a schedule as tokens, read one by one, every refusal with its place."""
+"""One line of a schedule, or of a program, as tokens; every refusal has its place."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from mercurygen.errors import Span, UserError, closest, printable, shorten
 
-_TOKEN = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_]*)|([0-9]+)|([,:=*()]))")
+_TOKEN = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_]*)|([0-9]+)|([][,:=*()]))")
 
 
 class Line:
@@ -83,14 +82,14 @@ class Line:
         self.place = start
         return False
 
-    def names(self, what: str, known: Iterable[str] | None = None) -> tuple[str, ...]:
+    def names(self, what: str) -> tuple[str, ...]:
         """A list of names, separated by commas, each once."""
-        found = [self.name(what)]
+        found = {self.name(what): None}
         while self.take(","):
-            found.append(self.name(what))
-        for name in found:
-            if found.count(name) > 1:
-                raise self.error("named-twice", f"{what} {name!r} is named twice")
+            name = self.name(what)
+            if name in found:
+                raise self.error("named-twice", f"{what} {shorten(name)!r} is named twice")
+            found[name] = None
         return tuple(found)
 
     def done(self) -> bool:

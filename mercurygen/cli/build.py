@@ -1,0 +1,177 @@
+"""From a schedule to the texts of its files: apply, lower, prove, emit, compare. Writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mercurygen import operators
+from mercurygen.check.report import ProofError, Report
+from mercurygen.cli.request import check_sizes, supported
+from mercurygen.errors import InternalError, Refusal, Span, UserError
+from mercurygen.ir.operator import Operator
+from mercurygen.ir.program import SEQUENCE, Program
+from mercurygen.lower.plan import Plan, lower
+from mercurygen.schedule.apply import apply, start
+from mercurygen.schedule.directives import Directive, OrderTokens, Patch
+from mercurygen.schedule.schedule import Schedule
+from mercurygen.schedule.text import show
+from mercurygen.search.space import Point, settle
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """A schedule in normal form, and what it is lowered to.
+
+    Attributes:
+        schedule: with its order, reshards and kernel written out.
+        program: complete.
+        plan: what it lowers to.
+        report: of the proof.
+    """
+
+    schedule: Schedule
+    program: Program
+    plan: Plan
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Everything about a module, and the texts of its two files.
+
+    Attributes:
+        name: of the files, without extension.
+        proved: the schedule, its plan and proof.
+        summary: of the text's communication call sites, which are those of the plan.
+        sched_text: of NAME.sched.
+        module_text: of NAME.py.
+    """
+
+    name: str
+    proved: Proved
+    summary: Any
+    sched_text: str
+    module_text: str
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Name of a file -> its text."""
+        return {f"{self.name}.sched": self.sched_text, f"{self.name}.py": self.module_text}
+
+
+def build(schedule: Schedule, name: str, *, spans: tuple[Span, ...] = ()) -> Built:
+    """The files of a schedule, proved.
+
+    Args:
+        schedule: as written, reshards or not.
+        name: of the files, a Python identifier.
+        spans: of the directives, for errors.
+
+    Raises:
+        UserError: what refuses the schedule; `proof-failed` (exit code 1) if mercurygen is wrong.
+    """
+    from mercurygen.cli.formatter import check_formatter
+    from mercurygen.emit.module import emit
+
+    proved = prove_schedule(schedule, spans)
+    check_formatter()
+    module = emit(proved.schedule, proved.plan, name)
+    summary = check_call_sites(module, proved.plan)
+    return Built(name, proved, summary, show(proved.schedule), module)
+
+
+def prove_schedule(schedule: Schedule, spans: tuple[Span, ...] = ()) -> Proved:
+    """A schedule in normal form, lowered and proved.
+
+    Raises:
+        UserError: what refuses the schedule; `proof-failed` (exit code 1) if mercurygen is wrong.
+    """
+    from mercurygen.check.prove import prove
+
+    settled, program, plan = plan_of(schedule, spans)
+    try:
+        report = prove(plan, settled.links)
+    except ProofError as error:
+        raise _bug(f"the {error.check} of rank {error.rank}: {error.message}") from error
+    return Proved(settled, program, plan, report)
+
+
+def plan_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Schedule, Program, Plan]:
+    """The normal form of a schedule, its program and its plan, not proved yet.
+
+    Raises:
+        UserError: what refuses the schedule.
+    """
+    check_sizes(schedule.problem, schedule.group)
+    _check_tp(schedule)
+    operator = operators.load(schedule.operator)
+    supported(operator, schedule.operator)
+    program = apply(operator, schedule, spans)
+    settled = replace(schedule, directives=_normal(operator, schedule, program))
+    if apply(operator, settled) != program:
+        raise InternalError(f"the normal form of a schedule is another one:\n{show(settled)}")
+    plan = lower(program)
+    if isinstance(plan, Refusal):
+        raise plan.error()
+    return settled, program, plan
+
+
+def check_call_sites(text: str, plan: Plan):
+    """Compare a module's communication call sites with the plan.
+
+    Returns:
+        What was found, for people.
+
+    Raises:
+        UserError: `proof-failed` (exit code 1).
+    """
+    from mercurygen.emit.callsites import TextMismatch, check_text
+
+    try:
+        return check_text(text, plan)
+    except TextMismatch as error:
+        raise UserError("text-mismatch", f"not what the plan says: {error}", exit_code=1) from error
+
+
+def _normal(operator: Operator, schedule: Schedule, program: Program) -> tuple[Directive, ...]:
+    """The directives with order, reshards and kernel written out, as the search writes them."""
+    directives = schedule.directives
+    if program.order is not None and not any(isinstance(d, OrderTokens) for d in directives):
+        order = program.order
+        directives = (OrderTokens(SEQUENCE, order.kind, order.dims), *directives)
+    if not any(isinstance(d, Patch) for d in directives):
+        directives = (*directives, Patch("body", program.kernel or "aten"))
+    begin = start(operator, schedule.local_problem, schedule.mesh)
+    found = settle(Point(begin, _without_reshards(directives), None))
+    if isinstance(found, Refusal):
+        raise InternalError(f"refused only in normal form: {found.slug}")
+    return found[1]
+
+
+def _without_reshards(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
+    from mercurygen.schedule.directives import Reshard
+
+    return tuple(d for d in directives if not isinstance(d, Reshard))
+
+
+def _check_tp(schedule: Schedule) -> None:
+    """Refuse siblings for which the innermost level has no room."""
+    level, size = schedule.target.levels[-1], schedule.group[-1]
+    if level.size % (size * schedule.tp):
+        raise UserError(
+            "tp-does-not-fit",
+            f"{level.level}={size} times tp={schedule.tp} does not divide "
+            f"{level.level}={level.size}",
+            help="the tensor-parallel ranks sit beside those of the group on that level",
+        )
+
+
+def _bug(message: str) -> UserError:
+    return UserError(
+        "proof-failed",
+        f"the plan is not proved: {message}",
+        note="a bug in mercurygen; nothing was written",
+        help="please report it with the schedule",
+        exit_code=1,
+    )

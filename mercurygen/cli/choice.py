@@ -1,0 +1,200 @@
+"""What `emit` prints: enough for a person to decide, and no more than a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from mercurygen.check.report import Report
+from mercurygen.cli import words
+from mercurygen.cli.build import Built
+from mercurygen.cli.files import Written, shown
+from mercurygen.cost.report import Cost
+from mercurygen.cost.topology import Topology
+from mercurygen.emit.header import WHY
+from mercurygen.errors import InternalError
+from mercurygen.lower.plan import Gather, Plan
+from mercurygen.search.result import Candidate, Result
+from mercurygen.search.why import label, why
+
+WIDTH = 100
+_COLUMN = 11
+
+
+def found(result: Result, built: Built, written: Sequence[Written]) -> str:
+    """The report on a schedule that was searched for."""
+    best = result.best
+    lines = [
+        *head(built),
+        *field("chosen", [f"{label(best)}, the best of {result.counts.legal}"]),
+        *field("", _directives(built)),
+        *_cost(best.cost, result.topology, result.memory_limit),
+        *field("proof", [*wrap(words.proof(built.proved.report), WIDTH - _COLUMN), _text(built)]),
+        "",
+        *_others(result),
+        *field("why", wrap(why(result), WIDTH - _COLUMN)),
+        *field("searched", wrap(counts(result), WIDTH - _COLUMN)),
+        "",
+        *foot(built, written),
+    ]
+    return "\n".join(lines)
+
+
+def because(result: Result) -> list[str]:
+    """Why, as comments of the schedule, which the module's docstring repeats."""
+    lines = wrap(why(result), WIDTH - len(f"# {WHY}"), break_on_hyphens=False)
+    return [WHY + line for line in lines]
+
+
+def given(built: Built, priced: tuple[Cost, Topology] | None, written: Sequence[Written]) -> str:
+    """The report on a schedule that came from a file."""
+    target = built.proved.schedule.target
+    lines = [*head(built), *field("schedule", _directives(built))]
+    if priced is not None:
+        cost, topology = priced
+        lines += _cost(cost, topology, topology.gpu.memory_bytes)
+    else:
+        lines += field("memory", [f"{words.mib(built.proved.report.peak.most)} a GPU at the peak"])
+        lines += field(
+            "time", [f"not priced: no shipped topology is {target.name} {target.digest}"]
+        )
+    lines += field(
+        "proof", [*wrap(words.proof(built.proved.report), WIDTH - _COLUMN), _text(built)]
+    )
+    return "\n".join([*lines, "", *foot(built, written)])
+
+
+def head(built: Built) -> list[str]:
+    """What it is for, on two lines."""
+    schedule = built.proved.schedule
+    placed = f"{words.place(schedule.links)} of {schedule.target.name}"
+    if schedule.tp > 1:
+        placed += f", beside {schedule.tp - 1} tensor-parallel siblings each"
+    return [
+        *field(schedule.operator.rpartition("::")[2], [words.problem(schedule.problem)]),
+        *field("on", [placed]),
+    ]
+
+
+def field(name: str, lines: Sequence[str]) -> list[str]:
+    """Lines with a word in the margin."""
+    return [f"{name if not i else '':{_COLUMN}}{line}".rstrip() for i, line in enumerate(lines)]
+
+
+def foot(built: Built, written: Sequence[Written]) -> list[str]:
+    """The files, and how the module is run."""
+    ranks = built.proved.report.ranks
+    module = shown(written[-1].path)
+    states = [f"{shown(one.path)} ({'written' if one.changed else 'unchanged'})" for one in written]
+    lines = built.module_text.count("\n")
+    run = f"torchrun --nproc-per-node {ranks} {module}" if ranks > 1 else f"python {module}"
+    names = "attention, make_mesh, shard" if ranks > 1 else "attention"
+    return [
+        *field("files", [states[0], f"{states[1]}, {lines} lines"]),
+        *field("run", [f"from {built.name} import {names}", f"{run}   # checks itself"]),
+    ]
+
+
+def counts(result: Result) -> str:
+    """How many schedules were looked at, and what refused the others."""
+    c = result.counts
+    text = f"{words.plural(c.candidates, 'schedule')}, {c.legal} legal, "
+    text += f"{c.candidates - c.legal} refused"
+    refused = ", ".join(f"{slug} {count}" for slug, count in c.refused)
+    return f"{text} ({refused})" if refused else text
+
+
+def _directives(built: Built) -> list[str]:
+    return words.communication(built.proved.schedule)
+
+
+def _text(built: Built) -> str:
+    return f"text parsed again: {words.call_sites(built.summary)}"
+
+
+def _cost(cost: Cost, topology: Topology, limit: int) -> list[str]:
+    t = cost.times
+    even = round(cost.imbalance, 3) == 1
+    work = (
+        "the same work on every rank"
+        if even
+        else (f"the busiest rank has {cost.imbalance:.3g} times the mean work")
+    )
+    time = [
+        f"{words.ms(t.total)} ms a call by the model: compute {words.ms(t.compute)}, "
+        f"copies and merges {words.ms(t.copies)}, launches {words.ms(t.launch)}, "
+        f"waiting {words.ms(t.exposed)}",
+        f"links busy {words.ms(t.transfers)} ms, hidden or not; {work}; not yet measured",
+    ]
+    memory = f"{words.mib(cost.peak_memory)} a GPU at the peak, of {limit / 2**30:.4g} GiB"
+    if cost.peak_memory > limit:
+        memory += ": MORE THAN IT HAS"
+    return [
+        *field("time", [line for text in time for line in wrap(text, WIDTH - _COLUMN)]),
+        *field("links", links(cost, topology)),
+        *field("memory", [memory]),
+    ]
+
+
+def links(cost: Cost, topology: Topology) -> list[str]:
+    """Bytes per link: of the mean rank, the busiest, and the port that GPUs share."""
+    if not cost.links:
+        return ["nothing is sent"]
+    levels = {level.name: level for level in topology.levels}
+    rows = []
+    for link in cost.links:
+        row = [
+            f"{link.name} ({levels[link.name].link})",
+            f"sent by a GPU: mean {words.mib(link.mean)}",
+            f"busiest {words.mib(link.most)}",
+        ]
+        shared = levels[link.name].port_gpus > 1
+        row.append(f"by the busiest port {words.mib(link.port)}" if shared else "")
+        rows.append(row)
+    return words.table(rows)
+
+
+def _others(result: Result) -> list[str]:
+    """The runner-up, and the best named design if that is another one."""
+    best, lines = result.best, []
+    for second in result.ranked[1:2]:
+        lines += field("runner-up", wrap(_other(second), WIDTH - _COLUMN))
+    named = [entry.best for entry in result.named if entry.best is not None]
+    named.sort(key=lambda candidate: candidate.key(result.objective))
+    if named and named[0].text == best.text:
+        other = f"; next {_other(named[1])}" if named[1:] else ""
+        text = f"{named[0].design}, the choice itself{other}"
+    else:
+        text = _other(named[0]) if named else "none is legal here"
+    return [*lines, *field("designs", wrap(f"best named: {text}", WIDTH - _COLUMN))]
+
+
+def _other(candidate: Candidate) -> str:
+    cost = candidate.cost
+    sent = ", ".join(f"{link.name} {words.mib(link.mean)}" for link in cost.links)
+    figures = f"{words.ms(cost.time)} ms, {words.mib(cost.peak_memory)}, sends {sent or 'nothing'}"
+    return f"{label(candidate)}: {figures}"
+
+
+def agree(report: Report, plan: Plan, cost: Cost) -> None:
+    """Hold the price to the proof: the same bytes at the peak and on every link.
+
+    The busiest rank is not compared where a gather goes through levels: the proof has one ring,
+    which leaves a node by one GPU, the price has NCCL's, which leave it by all in turn.
+
+    Raises:
+        InternalError: they differ.
+    """
+    if report.peak.most != cost.peak_memory:
+        raise InternalError(
+            f"peak memory: proved {report.peak.most}, priced {cost.peak_memory} bytes"
+        )
+    gathers = any(isinstance(stage, Gather) for stage in plan.nest.stages)
+    for link in cost.links:
+        proved = report.traffic.crossing[link.name]
+        busiest = gathers or proved.most == link.most
+        if not busiest or abs(proved.mean - link.mean) > 0.5:
+            raise InternalError(
+                f"{link.name}: proved {proved.mean} and {proved.most} bytes, "
+                f"priced {link.mean} and {link.most}"
+            )

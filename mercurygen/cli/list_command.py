@@ -1,0 +1,56 @@
+"""`mercurygen topo` and `ops`: the machines and operators that there are."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+
+import click
+
+from mercurygen.cli.usage import Group
+
+WIDTH = 100
+
+
+@click.group(cls=Group)
+def topo() -> None:
+    """Topologies: the machines that schedules are made for."""
+
+
+@topo.command("list")
+def list_topologies() -> None:
+    """List the shipped topologies."""
+    from mercurygen.cli import words
+    from mercurygen.cost import topology as topologies
+
+    rows = []
+    for name in topologies.shipped():
+        found = topologies.load(name)
+        levels = " ".join(f"{level.name}={level.size}" for level in found.levels)
+        rows.append([name, str(found.size), levels, found.about])
+    click.echo("\n".join(words.table([["name", "GPUs", "levels", "what"], *rows], right=[1])))
+
+
+@topo.command("show")
+@click.argument("name", metavar="T")
+def show_topology(name: str) -> None:
+    """Show the numbers of a topology, shipped or a file, each with its source."""
+    from mercurygen.cost import topology as topologies
+
+    found = topologies.load(name)
+    click.echo(topologies.describe(found, topologies.sources(name)))
+
+
+@click.command()
+def ops() -> None:
+    """List the shipped operators with their signatures."""
+    from mercurygen import operators
+
+    for name in operators.shipped():
+        operator = operators.load(name)
+        click.echo("\n".join(wrap(f"{name}: {' '.join(operator.doc.split())}", WIDTH)))
+        for tensor in operator.tensors:
+            dims = ", ".join(" * ".join(dim) for dim in tensor.dims)
+            dtype = "" if tensor.dtype == "inputs" else f"  {tensor.dtype}"
+            click.echo(f"  {tensor.role:7}{tensor.name:5}[{dims}]{dtype}")
+        for axis in operator.axes:
+            click.echo(f"  axis   {axis.name:5}{axis.doc}")

@@ -1,0 +1,105 @@
+"""What a request is called: the normal form of its command, and the default name of its files."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+
+from mercurygen.cli.request import Request
+from mercurygen.errors import UserError, printable, shorten
+from mercurygen.ir.problem import Problem
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_DEFAULT = Problem()
+_LETTERS = {"batch": "b", "seq": "s", "heads": "h", "kv_heads": "kv", "head_dim": "d"}
+# An emitted module imports these: a file of that name would be imported in their place.
+_TAKEN = frozenset(sys.stdlib_module_names) | {"torch", "triton", "numpy"}
+
+
+def check_name(name: str) -> str:
+    """The name of a module.
+
+    Raises:
+        UserError: `not-a-name`, with the nearest that is one.
+    """
+    if _NAME.fullmatch(name) and not keyword.iskeyword(name) and name not in _TAKEN:
+        return name
+    near = re.sub(r"[^A-Za-z0-9_]+", "_", name.removesuffix(".py"))[:90].strip("_") or "attention"
+    if keyword.iskeyword(near) or near in _TAKEN or not _NAME.fullmatch(near):
+        near = f"attention_{near}"
+    why = "hides another module" if name in _TAKEN else "is not a Python identifier"
+    raise UserError(
+        "not-a-name",
+        f"{shorten(printable(name))!r} {why}: NAME.py is to be imported",
+        help=f"--name {near}",
+    )
+
+
+def default_name(request: Request) -> str:
+    """Operator, what differs from the defaults, the design if one was named, topology."""
+    problem = request.problem
+    kind = "mha" if problem.heads == problem.kv_heads else "gqa"
+    kind = "mqa" if problem.kv_heads == 1 < problem.heads else kind
+    parts = [request.operator.rpartition("::")[2], kind, problem.mask]
+    parts += [part for _, _, part in differences(request) if part]
+    if request.design:
+        parts.append(request.design)
+    parts.append(request.topology.name)
+    return check_name("_".join(parts).replace("-", "_"))
+
+
+def command(request: Request, name: str) -> str:
+    """The command of a request: what differs from the defaults, in a fixed order.
+
+    No path is in it, only the names of files: it is the same from every folder.
+    """
+    words = ["mercurygen emit", _plain(request.operator), "--topo", _plain(request.topology_ref)]
+    if request.design:
+        words += ["--schedule", request.design]
+    for option, value, _ in differences(request):
+        words += [option, value] if value else [option]
+    if name != default_name(request):
+        words += ["--name", name]
+    return " ".join(words)
+
+
+def differences(request: Request) -> list[tuple[str, str, str]]:
+    """What differs from the defaults: (option, value, part of the name), in a fixed order."""
+    problem = request.problem
+    found = []
+    for size, letter in _LETTERS.items():
+        value = str(getattr(problem, size))
+        if value != str(getattr(_DEFAULT, size)):
+            found.append((f"--{size.replace('_', '-')}", value, letter + value))
+    if problem.v_head_dim != problem.head_dim:
+        found.append(("--v-head-dim", str(problem.v_head_dim), f"v{problem.v_head_dim}"))
+    if problem.dtype != _DEFAULT.dtype:
+        found.append(("--dtype", problem.dtype, problem.dtype))
+    if problem.mask == "full":
+        found.append(("--full", "", ""))  # the name has the mask always
+    if request.order is not None:
+        part = "any_order" if request.order == "any" else request.order
+        found.append(("--order", request.order, part))
+    if request.objective != "time":
+        found.append(("--objective", request.objective, f"least_{request.objective}"))
+    if request.memory_limit is not None:
+        size = _size(request.memory_limit)
+        found.append(("--memory-limit", size, f"within_{size}"))
+    if request.group is not None:
+        levels = [level.name for level in request.topology.levels]
+        pairs = list(zip(levels, map(str, request.group), strict=True))
+        value = ",".join(f"{level}={size}" for level, size in pairs)
+        found.append(("--group", value, "_".join(["group", *map("".join, pairs)])))
+    if request.tp > 1:
+        found.append(("--tp", str(request.tp), f"tp{request.tp}"))
+    return found
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes >> 30}GiB" if nbytes % 2**30 == 0 else str(nbytes)
+
+
+def _plain(reference: str) -> str:
+    """A name, or a file's name without its folders, as a word of a shell."""
+    return re.sub(r"[^A-Za-z0-9._:-]", "_", re.split(r"[/\\]", reference)[-1])

@@ -1,0 +1,109 @@
+"""The problem options that `emit` and `search` share, and how their values are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import click
+
+from mercurygen.errors import UserError, printable, shorten
+
+_SIZE = re.compile(r"([0-9]{1,15})([kKmM]?)")
+_FACTOR = {"": 1, "k": 2**10, "m": 2**20}
+_BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(|B|[KMGT]i?B)")
+_PREFIX = {"K": 1, "M": 2, "G": 3, "T": 4}
+_PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=([0-9]{1,9})")
+
+
+class Size(click.ParamType):
+    """A whole number; `128k` is 131072 and `1M` 1048576."""
+
+    name = "N"
+
+    def convert(self, value, param, ctx) -> int:
+        """The number."""
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(value)
+        if match is None:
+            raise _refusal(param, value, "a whole number, as in 131072, 128k or 1M")
+        return int(match[1]) * _FACTOR[match[2].lower()]
+
+
+class Bytes(click.ParamType):
+    """An amount of memory: `40GiB`, `500 MB`, or a number of bytes."""
+
+    name = "BYTES"
+
+    def convert(self, value, param, ctx) -> int:
+        """The bytes."""
+        if isinstance(value, int):
+            return value
+        match = _BYTES.fullmatch(value)
+        if match is None:
+            raise _refusal(param, value, "an amount of memory, as in 40GiB, 500MB or 1073741824")
+        number, unit = match.groups()
+        power = _PREFIX.get(unit[:1], 0)
+        found = int(float(number) * (1024 if "i" in unit else 1000) ** power)
+        if found < 1:
+            raise _refusal(param, value, "more than nothing, as in 40GiB")
+        return found
+
+
+class Group(click.ParamType):
+    """Ranks per level: `node=2,gpu=4`."""
+
+    name = "LEVEL=N,..."
+
+    def convert(self, value, param, ctx) -> dict[str, int]:
+        """Level -> ranks."""
+        if isinstance(value, dict):
+            return value
+        matches = [_PAIR.fullmatch(part.strip()) for part in value.split(",")]
+        pairs = {match[1]: int(match[2]) for match in matches if match}
+        if len(pairs) < len(matches):
+            raise _refusal(param, value, "levels, each once, as in node=2,gpu=4")
+        return pairs
+
+
+def _refusal(param: click.Parameter | None, value: str, wanted: str) -> UserError:
+    name = param.opts[0] if param else "value"
+    return UserError("bad-value", f"{name} {shorten(printable(value))!r} is not {wanted}")
+
+
+_OPTIONS = (
+    click.option("--topo", metavar="T", help="A shipped topology, or a file that ends in .toml."),
+    click.option("--batch", type=Size(), help="Sequences.  [default: 1]"),
+    click.option("--seq", type=Size(), help="Tokens over all ranks: 131072, 128k, 1M.  [128k]"),
+    click.option("--heads", type=Size(), help="Query heads.  [default: 32]"),
+    click.option("--kv-heads", type=Size(), help="Key/value heads.  [default: 8]"),
+    click.option("--head-dim", type=Size(), help="Size of a head of q and k.  [default: 128]"),
+    click.option("--v-head-dim", type=Size(), help="Size of a head of v.  [default: --head-dim]"),
+    click.option("--dtype", metavar="T", help="bfloat16 (default), float16, float32 or float64."),
+    click.option("--causal/--full", default=None, help="The mask.  [default: causal]"),
+    click.option("--order", metavar="O", help="Of tokens: zigzag, contiguous or any."),
+    click.option("--objective", metavar="O", help="time (default) or memory."),
+    click.option("--memory-limit", type=Bytes(), help="Of a GPU: 40GiB.  [default: all of it]"),
+    click.option("--group", type=Group(), help="Ranks per level.  [default: all]"),
+    click.option("--tp", type=Size(), help="Tensor-parallel ranks that share the heads.  [1]"),
+)
+NAMES = (
+    *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal"),
+    *("order", "objective", "memory_limit", "group", "tp"),
+)
+
+
+def problem_options(command: Callable) -> Callable:
+    """All problem options, in order; the command gets them as keywords."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def split(keywords: dict) -> dict:
+    """The problem options among a command's keywords, as `request.make` wants them."""
+    options = {name: keywords[name] for name in NAMES}
+    causal = options.pop("causal")
+    options["mask"] = None if causal is None else "causal" if causal else "full"
+    return options

@@ -1,0 +1,116 @@
+"""A schedule from a file: a `.sched`, or what a module's docstring says that it was made from."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+
+from mercurygen.cli.files import LARGEST_MODULE, LARGEST_SCHEDULE, read_text, shown
+from mercurygen.emit.header import WHY
+from mercurygen.emit.module import FIRST_LINE
+from mercurygen.errors import Span, UserError
+from mercurygen.schedule.schedule import Schedule
+from mercurygen.schedule.text import parse
+
+_COMMAND = re.compile(r"#   mercurygen emit --schedule ([A-Za-z_][A-Za-z0-9_]{0,99})\.sched")
+_INDENT, _CONTINUED = " " * 4, " " * 19
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A schedule and where it stands.
+
+    Attributes:
+        path: of the file.
+        name: of the module: what its second line says, else the file's stem.
+        schedule: with all comments at its head.
+        spans: of the directives.
+        module: the text, if the file is a module.
+    """
+
+    path: Path
+    name: str
+    schedule: Schedule
+    spans: tuple[Span, ...]
+    module: str | None = None
+
+
+def is_file(reference: str) -> bool:
+    """Whether `--schedule` names a file, not a design."""
+    separators = [separator for separator in (os.sep, os.altsep) if separator]
+    return reference.endswith(".sched") or any(one in reference for one in separators)
+
+
+def load(path: Path) -> Loaded:
+    """Read a `.sched` file, or the schedule of a module.
+
+    Raises:
+        UserError: with the place.
+    """
+    if path.suffix == ".py":
+        return _load_module(path)
+    text = read_text(path, LARGEST_SCHEDULE)
+    source = parse(text, shown(path))
+    schedule = replace(source.schedule, comments=_comments(text))
+    return Loaded(path, path.stem, schedule, source.spans)
+
+
+def _comments(text: str) -> tuple[str, ...]:
+    """Every comment line; those further down move to the head, where the printer has them.
+
+    A comment behind a directive is moved too.
+    """
+    marked = (line.partition("#") for line in text.split("\n"))
+    return tuple(body.removeprefix(" ").rstrip() for _, mark, body in marked if mark)
+
+
+def _load_module(path: Path) -> Loaded:
+    text = read_text(path, LARGEST_MODULE)
+    lines = schedule_lines(text)
+    if not text.startswith(FIRST_LINE + "\n") or not lines:
+        raise UserError(
+            "not-a-module",
+            f"{shown(path)} is not a module that mercurygen emitted",
+            help="its first line and the section `Schedule` of its docstring say what it is",
+        )
+    padded, at = [], dict(lines)
+    for number in range(1, max(at) + 1):  # each line where it stands, for errors
+        padded.append(at.get(number, ""))
+    source = parse("\n".join(padded), shown(path))
+    said = _joined(section(text, "Why this schedule"))
+    schedule = replace(source.schedule, comments=(WHY + said,) if said else ())
+    match = _COMMAND.fullmatch(text.split("\n", 2)[1])
+    return Loaded(path, match[1] if match else path.stem, schedule, source.spans, text)
+
+
+def schedule_lines(module: str) -> list[tuple[int, str]]:
+    """The lines of a module's schedule, each with its number; continued ones joined."""
+    found: list[tuple[int, str]] = []
+    for number, line in section(module, "Schedule"):
+        if line.startswith(_CONTINUED) and found:
+            before = found.pop()
+            found.append((before[0], _joined([before, (number, line)])))
+        else:
+            found.append((number, " ".join(line.split(None, 1)).strip()))
+    return found
+
+
+def section(module: str, heading: str) -> list[tuple[int, str]]:
+    """The indented lines below a heading of a module's docstring, each with its number."""
+    lines = module.split("\n")
+    if heading not in lines:
+        return []
+    start = lines.index(heading) + 1
+    numbered = enumerate(lines[start:], start + 1)
+    return list(takewhile(lambda pair: pair[1].startswith(_INDENT), numbered))
+
+
+def _joined(lines: list[tuple[int, str]]) -> str:
+    """One line again; where it was broken behind a hyphen, without a blank."""
+    text = ""
+    for _, line in lines:
+        text += line.strip() if not text or text.endswith("-") else f" {line.strip()}"
+    return text

@@ -1,0 +1,106 @@
+"""`mercurygen search`: the ranked table, the Pareto set, the named designs, the refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from mercurygen.cli.options import problem_options, split
+
+if TYPE_CHECKING:
+    from mercurygen.search.result import Candidate, Result
+
+SHOWN = 10
+
+
+@click.command(short_help="Rank the schedules of OP; write nothing.")
+@click.argument("op", metavar="OP")
+@problem_options
+@click.option("--schedule", "design", metavar="NAME", help="Instances of this design only.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, for a program.")
+def search(op: str, topo: str | None, design: str | None, as_json: bool, **options) -> None:
+    """Rank the schedules of OP on a topology; write nothing."""
+    from mercurygen.cli import request
+    from mercurygen.cli.progress import Progress
+
+    wanted = request.make(op, topo, {**split(options), "design": design})
+    with Progress() as progress:
+        result = request.run(wanted, progress)
+    if as_json:
+        click.echo(json.dumps({"operator": op, **result.to_dict()}, indent=2))
+    else:
+        click.echo("\n".join(_lines(result)))
+
+
+def _lines(result: Result) -> list[str]:
+    from mercurygen.cli import choice, words
+    from mercurygen.search.place import links
+
+    where = words.place(links(result.topology, result.group))
+    tp = f", tp {result.tp}" if result.tp > 1 else ""
+    shown = result.ranked[:SHOWN]
+    best = "fastest" if result.objective == "time" else "smallest"
+    return [
+        words.problem(result.problem),
+        f"{result.topology.name}: {where}{tp}; {choice.counts(result)}",
+        "",
+        f"the {len(shown)} {best} of {result.counts.legal} "
+        f"(the best {len(result.ranked)} simulated); times by the model, not yet measured; "
+        "bytes sent by the busiest rank",
+        *_table(result, [(str(i), candidate) for i, candidate in enumerate(shown, 1)]),
+        "",
+        "pareto: nothing is better in both time and memory",
+        *_table(result, [("", candidate) for candidate in result.pareto]),
+        "",
+        "named designs",
+        *_designs(result),
+    ]
+
+
+def _table(result: Result, candidates: list[tuple[str, Candidate]]) -> list[str]:
+    """A line for each candidate: figures, then the schedule in a few words."""
+    from mercurygen.cli import words
+
+    spanned = [link.name for link in result.best.cost.links]
+    rows = [["", "ms", "compute", "waiting", "memory", *spanned, "work", "order", "mesh", "what"]]
+    for name, candidate in candidates:
+        cost = candidate.cost
+        sent = {link.name: link for link in cost.links}
+        row = [name, *(words.ms(x) for x in (cost.time, cost.times.compute, cost.times.exposed))]
+        row.append(words.mib(cost.peak_memory))
+        row += [words.mib(sent[name].most) if name in sent else "0" for name in spanned]
+        row += [f"{cost.imbalance:.3g}", candidate.plan.program.order.kind]
+        row += [words.mesh(candidate.schedule.mesh), candidate.design or _brief(candidate)]
+        rows.append(row)
+    return ["  " + line for line in words.table(rows, right=range(1, len(rows[0]) - 3))]
+
+
+def _brief(candidate: Candidate) -> str:
+    """Who splits what, and the nest, for a narrow column."""
+    from mercurygen.cli import words
+
+    lines = words.communication(candidate.schedule)
+    text = "; ".join(line for line in lines if not line.startswith("reshard"))
+    text = re.sub(r"shift [^:]*: \w+ along", "walk", text)
+    return re.sub(r"shard [^:]*: \w+ over", "gather", text).replace("parallelize ", "")
+
+
+def _designs(result: Result) -> list[str]:
+    """Every named design: its best instance, or what refuses it, in words."""
+    from textwrap import wrap
+
+    from mercurygen.cli.choice import WIDTH
+
+    legal = [(entry.name, entry.best) for entry in result.named if entry.best]
+    lines = _table(result, legal) if legal else []
+    width = max(len(entry.name) for entry in result.named)
+    for entry in result.named:
+        if entry.best is None:
+            text = f"refused, {entry.slug}: {entry.message}"
+            first, *more = wrap(text, WIDTH - width - 4)
+            lines.append(f"  {entry.name:{width}}  {first}")
+            lines += [f"  {'':{width}}  {line}" for line in more]
+    return lines

@@ -1,0 +1,86 @@
+"""`mercurygen show` and `explain`: a schedule as CommIR, and in words."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mercurygen.errors import UserError, printable, shorten
+
+if TYPE_CHECKING:
+    from mercurygen.ir.program import Program
+    from mercurygen.schedule.directives import Directive
+
+Step = tuple["Directive | None", "Program"]
+
+
+@click.command(short_help="Print a schedule as CommIR.")
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--after",
+    metavar="DIRECTIVE",
+    help="After this directive: its number, its line or how it begins; `0` before any; `each`.",
+)
+def show(file: str, after: str | None) -> None:
+    """Print the CommIR of a schedule: complete, or as it is after a directive."""
+    from mercurygen import operators
+    from mercurygen.cli.build import plan_of
+    from mercurygen.cli.read import load
+    from mercurygen.ir.text import show as text
+    from mercurygen.schedule.apply import steps
+
+    loaded = load(Path(file))
+    plan_of(loaded.schedule, loaded.spans)  # all refusals, before anything is printed
+    operator = operators.load(loaded.schedule.operator)
+    every = list(steps(operator, loaded.schedule, loaded.spans))
+    if after is None:
+        click.echo(text(every[-1][1]).rstrip("\n"))
+        return
+    chosen = range(len(every)) if after == "each" else [_find(after, every)]
+    blocks = [f"# {_title(i, every)}\n{text(every[i][1])}".rstrip("\n") for i in chosen]
+    click.echo("\n\n".join(blocks))
+
+
+def _title(index: int, every: list[Step]) -> str:
+    directive = every[index][0]
+    if directive is not None:
+        return f"after {index}: {directive}"
+    return "before any directive" if index == 0 else "complete"
+
+
+def _find(after: str, every: list[Step]) -> int:
+    """The step that `--after` means."""
+    directives = {i: str(directive) for i, (directive, _) in enumerate(every) if directive}
+    if after.isascii() and after.isdigit() and len(after) < 6:
+        index = int(after)
+        if index == 0 or index in directives:
+            return index
+    wanted = " ".join(after.split())
+    found = [i for i, line in directives.items() if wanted and line.startswith(wanted)]
+    exact = [i for i in found if directives[i] == wanted]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    near = difflib.get_close_matches(wanted[:200], directives.values(), n=1)
+    problem = "which of them" if found else "no directive"
+    listed = "\n".join(f"{i} {line}" for i, line in directives.items())
+    raise UserError(
+        "unknown-step",
+        f"--after {shorten(printable(after))!r}: {problem}",
+        help=(f"did you mean `{near[0]}`?\n" if near and not found else "") + listed,
+    )
+
+
+@click.command(short_help="Say in words what a schedule does.")
+@click.argument("file", metavar="FILE")
+def explain(file: str) -> None:
+    """Say in words what a schedule does: who holds, computes and sends what, and when."""
+    from mercurygen.cli.build import plan_of
+    from mercurygen.cli.explain import explain as words
+    from mercurygen.cli.read import load
+
+    loaded = load(Path(file))
+    schedule, _, plan = plan_of(loaded.schedule, loaded.spans)
+    click.echo(words(schedule, plan).rstrip("\n"))

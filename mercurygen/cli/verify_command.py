@@ -1,0 +1,118 @@
+"""`mercurygen verify`: the proof of the plan, the text of the file, the file on real ranks."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mercurygen.errors import UserError
+
+if TYPE_CHECKING:
+    from mercurygen.cli.build import Built
+    from mercurygen.cli.read import Loaded
+
+TIMEOUT, TIMEOUT_A_RANK = 60.0, 10.0  # seconds
+
+
+@click.command(short_help="Prove a file's plan, compare its text, run it on real ranks.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--run/--no-run", default=True, help="Also on real gloo processes.  [default: run]")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1, 3600),
+    metavar="SECONDS",
+    help=f"For the run of one file.  [default: {TIMEOUT:g}, and {TIMEOUT_A_RANK:g} a rank]",
+)
+def verify(files: tuple[str, ...], run: bool, timeout: float | None) -> None:
+    """Verify emitted modules, edited or not, or schedules.
+
+    The plan is proved for every rank without running anything; the file's communication call
+    sites are compared with it; then one process for each rank runs the file (it is executed) and
+    compares its results with one device.
+    """
+    failed = 0
+    for file in files:
+        click.echo(file)
+        try:
+            _verify(Path(file), run, timeout)
+        except UserError as error:
+            if len(files) == 1:
+                raise
+            click.echo(error.render(), err=True)
+            failed = max(failed, error.exit_code)
+    if failed:
+        click.get_current_context().exit(failed)
+
+
+def _verify(path: Path, run: bool, timeout: float | None) -> None:
+    from mercurygen.cli import words
+    from mercurygen.cli.build import build, check_call_sites
+    from mercurygen.cli.read import load
+
+    loaded = load(path)
+    built = build(loaded.schedule, loaded.name, spans=loaded.spans)
+    report = built.proved.report
+    _say("plan", "proved: " + words.proof(report))
+    _say("bytes", _bytes(built))
+    _say("memory", f"{words.mib(report.peak.most)} a GPU at the peak")
+    if loaded.module is None:
+        _say("text", "as it would be emitted: " + words.call_sites(built.summary))
+    else:
+        _say("text", _text(loaded, built))
+        _say("calls", words.call_sites(check_call_sites(loaded.module, built.proved.plan)))
+    if not run:
+        _say("ranks", "not run")
+        return
+    _run(loaded, built, timeout)
+
+
+def _bytes(built: Built) -> str:
+    """What crosses each link, as the proof counted it."""
+    from mercurygen.cli import words
+
+    names = {link.level: link.name for link in built.proved.schedule.links}
+    crossing = built.proved.report.traffic.crossing
+    sent = [
+        f"{level} {names[level]} {words.mib(spread.mean)} (busiest rank {words.mib(spread.most)})"
+        for level, spread in crossing.items()
+    ]
+    return "sent by a rank: " + (", ".join(sent) or "nothing")
+
+
+def _text(loaded: Loaded, built: Built) -> str:
+    """How the file relates to what mercurygen emits."""
+    from mercurygen.cli.files import state
+
+    assert loaded.module is not None
+    if loaded.module == built.module_text:
+        return "as this version emits it"
+    if state(loaded.module) == "ours":
+        return "as another version emitted it; its digest is right"
+    return "edited by hand since it was emitted: its digest does not match"
+
+
+def _run(loaded: Loaded, built: Built, timeout: float | None) -> None:
+    from mercurygen.cli import ranks
+
+    count = built.proved.report.ranks
+    if count > ranks.MOST_RANKS:
+        _say("ranks", f"not run: {count} processes are more than {ranks.MOST_RANKS}")
+        return
+    begun = time.monotonic()
+    text = loaded.module or built.module_text
+    timeout = timeout or TIMEOUT + TIMEOUT_A_RANK * count
+    passed = ranks.run(text, built.module_text, str(loaded.path), count, timeout)
+    took = time.monotonic() - begun
+    where = f"{count} gloo processes" if count > 1 else "1 process"
+    _say(
+        "ranks",
+        f"{passed.checks} checks on each of {where}, all right; "
+        f"largest error {passed.error:.1e} (float32) [{took:.1f} s]",
+    )
+
+
+def _say(what: str, text: str) -> None:
+    click.echo(f"  {what:8}{text}")

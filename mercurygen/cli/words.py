@@ -1,0 +1,95 @@
+"""Figures in words, the same in every command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mercurygen.check.report import Report
+from mercurygen.ir.mesh import Link, Mesh
+from mercurygen.ir.problem import Problem
+from mercurygen.schedule.directives import OrderTokens, Parallelize, Patch, Pin, Reshard
+from mercurygen.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from mercurygen.emit.callsites import Summary
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds with four digits; less than a picosecond is a rounding error."""
+    return f"{seconds * 1e3 if abs(seconds) >= 1e-12 else 0:.4g}"
+
+
+def mib(nbytes: float) -> str:
+    """Mebibytes with four digits; what is smaller in KiB or bytes."""
+    if 0 < nbytes < 2**20:
+        return f"{nbytes / 2**10:.4g} KiB" if nbytes >= 2**10 else f"{nbytes:.4g} B"
+    return f"{nbytes / 2**20:.5g} MiB" if nbytes < 100 * 2**30 else f"{nbytes / 2**30:.4g} GiB"
+
+
+def plural(count: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count} {what}" + ("s" if count != 1 else "")
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Rows in columns, those of `right` aligned to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    lines = []
+    for row in rows:
+        cells = (
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def problem(problem: Problem) -> str:
+    """Heads, mask, dtype and sizes."""
+    same = problem.head_dim == problem.v_head_dim
+    size = f"{problem.head_dim}" if same else f"{problem.head_dim} (v {problem.v_head_dim})"
+    return (
+        f"{problem.mask}, {plural(problem.heads, 'query head')}, {problem.kv_heads} key/value, "
+        f"head size {size}, {problem.dtype}, batch {problem.batch}, {problem.seq} tokens"
+    )
+
+
+def place(links: Sequence[Link]) -> str:
+    """The levels of a group with their links."""
+    return ", ".join(f"{link.level}={link.size} {link.name}" for link in links)
+
+
+def mesh(mesh: Mesh) -> str:
+    """The dimensions and their sizes."""
+    return " ".join(f"{dim.name}={dim.size}" for dim in mesh.dims) or "one rank"
+
+
+def communication(schedule: Schedule) -> list[str]:
+    """The directives that say what is split and what moves: no order, pins or kernel."""
+    frame = (OrderTokens, Pin, Patch)
+    core = [d for d in schedule.directives if not isinstance(d, frame)]
+    core.sort(key=lambda d: 0 if isinstance(d, Parallelize) else 2 - isinstance(d, Reshard))
+    return [str(directive) for directive in core]
+
+
+def proof(report: Report) -> str:
+    """What a proof counted."""
+    counted = f"{report.contributions} contributions, each exactly once"
+    sent = f"{plural(report.messages, 'message')} and {plural(report.collectives, 'collective')}"
+    return (
+        f"{plural(report.ranks, 'rank')} played: {counted}; {sent} matched, no deadlock; buffers, "
+        "memory and bytes exact"
+    )
+
+
+def call_sites(summary: Summary) -> str:
+    """What a comparison of a module's text with its plan counted."""
+    count = sum(len(names) for names in summary.sites.values())
+    ranks = plural(len(summary.ranks), "rank")
+    if len(summary.ranks) < summary.of:
+        ranks += f" of {summary.of}"
+    return (
+        f"{plural(count, 'call site')} in {plural(len(summary.sites), 'function')}; "
+        f"{plural(summary.events, 'event')} on {ranks}, each the plan's"
+    )

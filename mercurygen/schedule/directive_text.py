@@ -1,0 +1,142 @@
+"""The directives' text, read: one parser each. Their printers are the records' own `str`."""
+
+from __future__ import annotations
+
+from mercurygen.errors import UserError, closest, shorten
+from mercurygen.ir.layout import ORDERS
+from mercurygen.ir.lexer import Line
+from mercurygen.schedule.directives import (
+    Along,
+    Directive,
+    Join,
+    OrderTokens,
+    Parallelize,
+    Patch,
+    Pin,
+    Reorder,
+    Replicate,
+    Reshard,
+    Shard,
+    Shift,
+    Tile,
+)
+
+SHIFT_OPTIONS = ("direct", "both", "reverse", "skewed", "prefetch")
+
+
+def parse_directive(line: Line) -> Directive:
+    """One line of a schedule after its header.
+
+    Raises:
+        UserError: with the place; `unknown-directive`, `syntax`, `named-twice`.
+    """
+    word = line.name("a directive")
+    parser = _PARSERS.get(word)
+    if parser is None:
+        line.place = 0
+        raise UserError(
+            "unknown-directive",
+            f"unknown directive {shorten(word)!r}",
+            span=line.span(),
+            help=closest(word, _PARSERS),
+        )
+    directive = parser(line)
+    line.end()
+    return directive
+
+
+def _parse_order(line: Line) -> OrderTokens:
+    axis = line.name("an axis")
+    line.mark(":")
+    kind = line.word(*ORDERS)
+    dims = line.names("mesh dimension") if line.take("over") else ()
+    return OrderTokens(axis, kind, dims)
+
+
+def _parse_pin(line: Line) -> Pin:
+    tensors = line.names("tensor")
+    line.mark(":")
+    if line.take("replicated"):
+        return Pin(tensors, None, ())
+    axis = line.name("an axis, or `replicated`")
+    line.word("over")
+    return Pin(tensors, axis, line.names("mesh dimension"))
+
+
+def _parse_reshard(line: Line) -> Reshard:
+    tensors = line.names("tensor")
+    line.mark(":")
+    source = line.name("an axis")
+    line.word("to")
+    target = line.name("an axis")
+    line.word("along")
+    return Reshard(tensors, source, target, line.name("a mesh dimension"))
+
+
+def _parse_parallelize(line: Line) -> Parallelize:
+    axis = line.name("an axis")
+    line.word("over")
+    return Parallelize(axis, line.names("mesh dimension"))
+
+
+def _parse_shard(line: Line) -> Shard:
+    tensors = line.names("tensor")
+    line.mark(":")
+    axis = line.name("an axis")
+    line.word("over")
+    return Shard(tensors, axis, line.names("mesh dimension"))
+
+
+def _parse_replicate(line: Line) -> Replicate:
+    tensors = line.names("tensor")
+    line.word("over")
+    return Replicate(tensors, line.names("mesh dimension"))
+
+
+def _parse_shift(line: Line) -> Shift:
+    tensors = line.names("tensor")
+    line.mark(":")
+    axis = line.name("an axis")
+    line.word("along")
+    along = [_parse_along(line)]
+    while line.take(","):
+        along.append(_parse_along(line))
+    return Shift(tensors, axis, tuple(along))
+
+
+def _parse_along(line: Line) -> Along:
+    dim = line.name("a mesh dimension")
+    options = []
+    while not line.done() and not line.text[line.place :].lstrip().startswith(","):
+        option = line.word(*SHIFT_OPTIONS)
+        if option == "prefetch":
+            option = f"prefetch {line.number_('a number of tiles')}"
+        options.append(option)
+    return Along(dim, tuple(sorted(set(options))))
+
+
+def _parse_tile(line: Line) -> Tile:
+    axis = line.name("an axis")
+    line.word("by")
+    return Tile(axis, line.number_("a number of parts"))
+
+
+def _parse_patch(line: Line) -> Patch:
+    body = line.name("a body")
+    line.word("with")
+    return Patch(body, line.name("a kernel"))
+
+
+_PARSERS = {
+    "order": _parse_order,
+    "pin": _parse_pin,
+    "reshard": _parse_reshard,
+    "parallelize": _parse_parallelize,
+    "shard": _parse_shard,
+    "replicate": _parse_replicate,
+    "shift": _parse_shift,
+    "tile": _parse_tile,
+    "join": lambda line: Join(line.names("an axis")),
+    "reorder": lambda line: Reorder(line.names("an axis")),
+    "patch": _parse_patch,
+}

@@ -1,0 +1,189 @@
+"""Schedules for the tests, with their plan and the text of their module.
+
+emitted = one("double-ring", (2, 4), problem)      # a named design on 2 nodes of 4 ranks
+RANKS.add("double-ring", check_forward, emitted.late, problem, torch.float64)
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+import numeric_cases
+
+from mercurygen.emit.module import emit
+from mercurygen.errors import Refusal
+from mercurygen.ir.mesh import Link
+from mercurygen.ir.problem import Problem
+from mercurygen.lower.plan import Plan, lower
+from mercurygen.operators import load
+from mercurygen.schedule.apply import apply
+from mercurygen.schedule.schedule import Schedule, Target
+from mercurygen.schedule.text import parse, show
+from mercurygen.search.space import Point, points, settle
+
+ATTENTION = load("attention")
+LEVELS = ("rack", "node", "gpu")
+DESIGNS = (
+    "ring",
+    "allgather-kv",
+    "ulysses",
+    "unified",
+    "double-ring",
+    "unified-double-ring",
+)
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A schedule, its plan, and the module, made when its text is first asked for."""
+
+    schedule: Schedule
+    plan: Plan
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The module."""
+        return emit(self.schedule, self.plan, "tested")
+
+    @property
+    def late(self) -> functools.partial[str]:
+        """The module's text as an argument of `Ranks.add`: emitted just before the fork."""
+        return functools.partial(getattr, self, "text")
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.schedule.mesh.size
+
+    @property
+    def shown(self) -> str:
+        """The schedule, ready to paste."""
+        return show(self.schedule)
+
+    @property
+    def mesh(self) -> str:
+        """The mesh: `node=2 gpu=4`, without the names."""
+        return "x".join(str(dim.size) for dim in self.schedule.mesh.dims)
+
+
+def links(*sizes: int) -> tuple[Link, ...]:
+    """Levels of these sizes, outermost first."""
+    return tuple(
+        Link(name, size, "wire", 25e9)
+        for name, size in zip(LEVELS[-len(sizes) :], sizes, strict=True)
+    )
+
+
+def problem_of(problem: numeric_cases.Problem, dtype: str = "bfloat16") -> Problem:
+    """The numeric problem as a schedule's header says it."""
+    return Problem(
+        batch=problem.batch,
+        seq=problem.seq,
+        heads=problem.heads,
+        kv_heads=problem.kv_heads,
+        head_dim=problem.head_dim,
+        v_head_dim=problem.value_dim or problem.head_dim,
+        dtype=dtype,
+        mask="causal" if problem.causal else "full",
+    )
+
+
+def realize(point: Point, levels: tuple[Link, ...], problem: Problem) -> Emitted | Refusal:
+    """A point of the space, or what refuses it."""
+    settled = settle(point)
+    if isinstance(settled, Refusal):
+        return settled
+    program, directives = settled
+    plan = lower(program)
+    if isinstance(plan, Refusal):
+        return plan
+    target = Target("test", "sha256:0123456789abcdef", levels)
+    group = tuple(level.size for level in levels)
+    return Emitted(Schedule("attention", problem, target, group, 1, point.mesh, directives), plan)
+
+
+def instances(
+    design: str | None,
+    sizes: tuple[int, ...],
+    problem: numeric_cases.Problem,
+    dtype: str = "bfloat16",
+) -> Iterator[Emitted | Refusal]:
+    """All instances of a design (None: the whole space) on levels of these sizes."""
+    ours, levels = problem_of(problem, dtype), links(*sizes)
+    for point in points(ATTENTION, ours, levels, design=design, order=problem.order):
+        yield realize(point, levels, ours)
+
+
+def one(
+    design: str, sizes: tuple[int, ...], problem: numeric_cases.Problem, dtype: str = "bfloat16"
+) -> Emitted:
+    """The first instance of a design; it must be legal."""
+    found = next(instances(design, sizes, problem, dtype))
+    if isinstance(found, Refusal):
+        raise found.error()
+    return found
+
+
+def written(
+    mesh: str, body: str, problem: numeric_cases.Problem, dtype: str = "bfloat16"
+) -> Emitted:
+    """A schedule on levels that are its mesh, the sequence pinned over all of it.
+
+    Raises:
+        UserError: it is refused.
+    """
+    ours = problem_of(problem, dtype)
+    dims = ", ".join(word.partition("=")[0] for word in mesh.split())
+    source = parse(f"""operator attention
+problem batch={ours.batch} seq={ours.seq} heads={ours.heads} kv_heads={ours.kv_heads} \
+head_dim={ours.head_dim} v_head_dim={ours.v_head_dim} {ours.dtype} {ours.mask}
+topology test sha256:0123456789abcdef {' '.join(f'{x} wire 25GB/s' for x in mesh.split())}
+group {mesh}
+tp 1
+mesh {mesh}
+order S: {problem.order} over {dims}
+pin q, k, v, out, lse: S over {dims}
+{body}
+""")
+    plan = lower(apply(ATTENTION, source.schedule, source.spans))
+    if isinstance(plan, Refusal):
+        raise plan.error()
+    return Emitted(source.schedule, plan)
+
+
+def resized(emitted: Emitted, problem: numeric_cases.Problem, dtype: str) -> Emitted:
+    """The schedule for another problem: other figures in its plan, the same code."""
+    schedule = replace(emitted.schedule, problem=problem_of(problem, dtype))
+    plan = lower(apply(ATTENTION, schedule))
+    assert isinstance(plan, Plan)
+    return Emitted(schedule, plan)
+
+
+def drawn(
+    seed: int, count: int, shapes: tuple[tuple[int, ...], ...], local_seq: int = 20
+) -> list[tuple[Emitted, numeric_cases.Problem]]:
+    """Different legal schedules of the whole space, any mask, order and heads."""
+    rng = random.Random(seed)
+    found: dict[str, tuple[Emitted, numeric_cases.Problem]] = {}
+    while len(found) < count:
+        sizes = rng.choice(shapes)
+        heads, kv_heads = rng.choice(((8, 8), (8, 4), (16, 8), (12, 6), (8, 2), (6, 3)))
+        problem = numeric_cases.Problem(
+            seq=local_seq * prod(sizes),
+            heads=heads,
+            kv_heads=kv_heads,
+            value_dim=rng.choice((None, 36)),
+            causal=rng.random() < 0.7,
+            order=rng.choice(("zigzag", "contiguous")),
+            seed=rng.randrange(1000),
+        )
+        ours, levels = problem_of(problem), links(*sizes)
+        space = list(points(ATTENTION, ours, levels, order=problem.order))
+        emitted = realize(rng.choice(space), levels, ours)
+        if isinstance(emitted, Emitted):
+            found[emitted.shown] = emitted, problem
+    return list(found.values())

@@ -1,0 +1,340 @@
+"""Emitted modules read like code that was written by hand: every file, every kind of schedule."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import black
+import pytest
+
+import mercurygen
+from mercurygen.cost.topology import load as load_topology
+from mercurygen.emit.module import FIRST_LINE, digest, emit, split_digest
+from mercurygen.errors import Refusal
+from mercurygen.ir.problem import Problem
+from mercurygen.lower.plan import lower
+from mercurygen.operators import load as load_operator
+from mercurygen.schedule.directives import Parallelize, Shard, Shift
+from mercurygen.schedule.schedule import Schedule
+from mercurygen.search.place import links, place, target
+from mercurygen.search.space import Point, points, settle
+
+ROOT = Path(mercurygen.__file__).parent.parent
+FILES = sorted((ROOT / "generated").glob("*.py"))
+LONGEST_FUNCTION = 59
+SHORTEST, LONGEST = 300, 500
+LONGEST_OF_THREE = 530  # three mesh dimensions need the functions of three levels
+SHORTEST_SINGLE = 150  # one rank: no mesh, no border, no nest
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Loop = ast.For | ast.AsyncFor | ast.While | ast.comprehension
+
+
+# --- the modules ----------------------------------------------------------------------------
+
+
+def spaces() -> Iterator[tuple[str, tuple[int, ...], str, str, int]]:
+    """(topology, group, mask, order, every how many-th point of the space to take)."""
+    for mask in ("causal", "full"):
+        for order in ("zigzag", "contiguous"):
+            yield "a100x16", (2, 2), mask, order, 1 if mask == "causal" else 2  # two levels
+            yield "a100x16", (2, 8), mask, order, 13  # a sample, with up to three dimensions
+    yield "a100x8", (1, 1), "causal", "contiguous", 1
+    yield "a100x8", (1, 1), "full", "contiguous", 1
+
+
+def varieties() -> dict[str, tuple[Schedule, object]]:
+    """A readable id, and (schedule, plan), of every module that is emitted here."""
+    found = {}
+    operator = load_operator("attention")
+    for name, group, mask, order, stride in spaces():
+        topology = load_topology(name)
+        group = place(topology, group[-len(topology.levels) :], 1)
+        problem = replace(Problem(), mask=mask)
+        space = points(operator, problem, links(topology, group), order=order)
+        header = Schedule("attention", problem, target(topology), group, 1, None, ())
+        for point in islice(space, 0, None, stride):
+            settled = settle(point)
+            if isinstance(settled, Refusal):
+                continue
+            program, directives = settled
+            plan = lower(program)
+            if not isinstance(plan, Refusal):
+                schedule = replace(header, mesh=point.mesh, directives=directives)
+                found[title(point, mask, order)] = schedule, plan
+    return found
+
+
+def title(point: Point, mask: str, order: str) -> str:
+    """What a failing test shows: the mesh, and the directives that make the variety."""
+    mesh = "x".join(str(dim.size) for dim in point.mesh.dims) or "1"
+    body = []
+    for directive in point.directives:
+        match directive:
+            case Parallelize(axis, dims):
+                body.append(f"{axis} {' '.join(dims)}")
+            case Shard(_, _, dims):
+                body.append(f"gather {' '.join(dims)}")
+            case Shift(_, _, along):
+                body.append(f"walk {' '.join(one.dim for one in along)}")
+    return ", ".join([mask, order, mesh, *body])
+
+
+VARIETIES = varieties()
+MODULES = [*(file.name for file in FILES), *VARIETIES]
+
+
+@cache
+def text_of(name: str) -> str:
+    """A module's text: of a file in generated/, or emitted now."""
+    if name in VARIETIES:
+        schedule, plan = VARIETIES[name]
+        return emit(schedule, plan, "variety")
+    return (ROOT / "generated" / name).read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(name: str) -> ast.Module:
+    """A module, parsed."""
+    return ast.parse(text_of(name))
+
+
+def functions(name: str) -> list[Function]:
+    """All functions of a module."""
+    return [node for node in ast.walk(tree_of(name)) if isinstance(node, Function)]
+
+
+every_module = pytest.mark.parametrize("name", MODULES, ids=str)
+
+
+# --- the text -------------------------------------------------------------------------------
+
+
+def test_some_modules_are_checked_in() -> None:
+    """generated/ holds modules, each with its schedule."""
+    assert FILES
+    assert [f.stem for f in FILES] == sorted(f.stem for f in (ROOT / "generated").glob("*.sched"))
+
+
+@every_module
+def test_first_lines(name: str) -> None:
+    """Do not edit; the command; the digest of all that follows; then the docstring."""
+    first, command, third, fourth, *_ = text_of(name).split("\n")
+    claimed, body = split_digest(text_of(name))
+    stem = "variety" if name in VARIETIES else name.removesuffix(".py")
+    assert first == FIRST_LINE
+    assert command == f"#   mercurygen emit --schedule {stem}.sched"
+    assert third == f"# body: sha256:{claimed}" and claimed == digest(body)
+    assert fourth.startswith('"""')
+
+
+@every_module
+def test_length_and_text(name: str) -> None:
+    """A length that is read in one sitting, 100 columns, ASCII, nothing from the generator."""
+    text = text_of(name)
+    dims = len(re.findall(r'"\w+": \d+', re.search(r"^MESH: .*$", text, re.M)[0]))
+    longest = LONGEST_OF_THREE if dims > 2 else LONGEST
+    assert (SHORTEST if dims else SHORTEST_SINGLE) <= len(text.splitlines()) <= longest
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.isascii() and text.endswith("\n") and "\t" not in text
+    assert "{{" not in text and "{%" not in text and str(ROOT) not in text
+
+
+@pytest.mark.parametrize("name", [*MODULES[: len(FILES)], *MODULES[len(FILES) :: 4]], ids=str)
+def test_black(name: str) -> None:
+    """The pinned black at 100 columns changes nothing, whatever Python it guesses; some of all."""
+    mode = black.Mode(line_length=100)
+    assert black.format_str(text_of(name), mode=mode) == text_of(name)
+
+
+def test_ruff(tmp_path: Path) -> None:
+    """Ruff finds nothing: with its defaults, and with what a strict project selects."""
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    for number, name in enumerate(MODULES):
+        (tmp_path / f"module_{number}.py").write_text(text_of(name), encoding="utf-8")
+    common = ["--isolated", "--no-cache", "--output-format=concise", "--target-version=py310"]
+    for rules in ([], ["--select=E,F,I,W,B,UP,C4,RET,SIM", "--line-length=100"]):
+        command = [ruff, "check", *common, *rules, str(tmp_path)]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+# --- imports --------------------------------------------------------------------------------
+
+
+@every_module
+def test_imports(name: str) -> None:
+    """The standard library and torch at the top, each used; nothing of mercurygen."""
+    nodes = [n for n in ast.walk(tree_of(name)) if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert all(node in tree_of(name).body for node in nodes), "an import inside a function"
+    sources = [n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in nodes]
+    packages = {source.split(".")[0] for source in sources}
+    assert packages - set(sys.stdlib_module_names) == {"torch"}
+    assert "mercurygen" not in text_of(name).split('"""', 2)[2], "named outside the docstring"
+    used = {node.id for node in ast.walk(tree_of(name)) if isinstance(node, ast.Name)}
+    bound = {alias.asname or alias.name for node in nodes for alias in node.names}
+    assert bound - {"annotations"} <= used
+    assert not {"os", "pickle", "ctypes", "importlib"} & packages
+    assert "environ" not in text_of(name) and "getenv" not in text_of(name)
+
+
+# --- functions ------------------------------------------------------------------------------
+
+
+@every_module
+def test_functions(name: str) -> None:
+    """Each under 60 lines, with a docstring, annotated, at most three blocks deep."""
+    for function in functions(name):
+        assert function.end_lineno - function.lineno + 1 <= LONGEST_FUNCTION, function.name
+        assert ast.get_docstring(function), function.name
+        arguments = [*function.args.args, *function.args.kwonlyargs]
+        bare = [x.arg for x in arguments if x.annotation is None and x.arg != "self"]
+        assert not bare and function.returns is not None, function.name
+        assert depth(function) <= 3, function.name
+
+
+def depth(node: ast.AST) -> int:
+    """How deep blocks nest inside a function; `elif` counts as its `if`."""
+    blocks = ast.For | ast.While | ast.If | ast.With | ast.Try
+    deepest = 0
+    for child in ast.iter_child_nodes(node):
+        chained = isinstance(node, ast.If) and node.orelse == [child]
+        own = isinstance(child, blocks) and not (chained and isinstance(child, ast.If))
+        deepest = max(deepest, own + depth(child))
+    return deepest
+
+
+@every_module
+def test_functions_are_used(name: str) -> None:
+    """A private function is called; a public one is the contract's."""
+    public = {"attention", "make_mesh", "positions", "shard", "unshard", "shard_sequence"}
+    public |= {"unshard_sequence", "pad_sequence", "check_inputs"}
+    names = {node.id for node in ast.walk(tree_of(name)) if isinstance(node, ast.Name)}
+    top = {node.name for node in tree_of(name).body if isinstance(node, Function)}
+    assert {x for x in top if x.startswith("_")} <= names
+    assert {x for x in top if not x.startswith("_")} <= public
+    assert public - {"pad_sequence", "check_inputs"} <= top
+
+
+@every_module
+def test_no_print_and_no_code_from_text(name: str) -> None:
+    """Only the self-check prints, and nothing is executed that cannot be read."""
+    allowed = {n for f in functions(name) if f.name == "_self_check" for n in ast.walk(f)}
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, ast.Name) and node.id == "print":
+            assert node in allowed
+        assert not (isinstance(node, ast.Name) and node.id in ("exec", "eval", "compile"))
+        assert not (isinstance(node, ast.ExceptHandler) and node.type is None)
+
+
+@every_module
+def test_no_global_state(name: str) -> None:
+    """Top level: definitions and constants. No function changes or caches anything outside."""
+    constants = set()
+    for node in tree_of(name).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=bound)]) | ast.AnnAssign(
+                target=ast.Name(id=bound)
+            ):
+                assert bound.isupper(), bound
+                constants.add(bound)
+            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id="PLACEMENTS"))]):
+                pass
+            case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+                pass
+            case _:
+                kinds = ast.Import | ast.ImportFrom | ast.Expr | ast.ClassDef | Function
+                assert isinstance(node, kinds), ast.unparse(node)
+    for function in functions(name):
+        defaults = [*function.args.defaults, *filter(None, function.args.kw_defaults)]
+        assert all(isinstance(default, ast.Constant) for default in defaults), function.name
+        for node in ast.walk(function):
+            assert not isinstance(node, ast.Global | ast.Nonlocal), function.name
+            assert not (isinstance(node, ast.Name) and node.id in ("cache", "lru_cache", "globals"))
+            if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                assert ast.unparse(node).split("[")[0].split(".")[0] not in constants
+
+
+@every_module
+def test_no_guard_on_a_step(name: str) -> None:
+    """No loop asks which step it is at: what is special stands before it or after it."""
+    for loop in ast.walk(tree_of(name)):
+        if not isinstance(loop, Loop) or not (steps := counters(loop)):
+            continue
+        inside = [loop.ifs] if isinstance(loop, ast.comprehension) else [loop.body]
+        for node in (n for block in inside for statement in block for n in ast.walk(statement)):
+            if isinstance(node, ast.Compare):
+                tested = node
+            elif isinstance(node, ast.If | ast.IfExp | ast.While):
+                tested = node.test
+            else:
+                continue
+            seen = {n.id for n in ast.walk(tested) if isinstance(n, ast.Name)}
+            assert not steps & seen, ast.unparse(tested)
+
+
+def counters(loop: Loop) -> set[str]:
+    """The names that count a loop's steps: over a range, or an enumeration's number."""
+    if isinstance(loop, ast.While):
+        changed = (n.target for n in ast.walk(loop) if isinstance(n, ast.AugAssign))
+        return {node.id for node in changed if isinstance(node, ast.Name)}
+    match loop.iter, loop.target:
+        case ast.Call(func=ast.Name(id="range")), ast.Name(id=step):
+            return {step}
+        case ast.Call(func=ast.Name(id="enumerate")), ast.Tuple(elts=[ast.Name(id=step), *_]):
+            return {step}
+    return set()
+
+
+@every_module
+def test_nothing_assigned_only_in_a_branch(name: str) -> None:
+    """Pylint's E0606: a name first assigned inside a loop is not read after it."""
+    for function in functions(name):
+        before = {argument.arg for argument in ast.walk(function) if isinstance(argument, ast.arg)}
+        for statement in function.body:
+            if isinstance(statement, ast.For | ast.While):
+                fresh = stored(statement) - before
+                later = {
+                    node.id
+                    for after in function.body[function.body.index(statement) + 1 :]
+                    for node in ast.walk(after)
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+                }
+                rebound = {
+                    x
+                    for after in function.body[function.body.index(statement) + 1 :]
+                    for x in stored(after)
+                }
+                assert not (fresh & later) - rebound, function.name
+            before |= stored(statement)
+
+
+def stored(node: ast.AST) -> set[str]:
+    """Names that a statement assigns."""
+    names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+    return {n.id for n in names if isinstance(n.ctx, ast.Store)}
+
+
+# --- the docstring --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VARIETIES)
+def test_docstring_says_the_schedule(name: str) -> None:
+    """Every directive of the schedule, the traffic, the memory, what shapes are legal."""
+    doc = " ".join((ast.get_docstring(tree_of(name)) or "").split())
+    schedule, plan = VARIETIES[name]
+    for directive in schedule.directives:
+        assert " ".join(str(directive).split()) in doc, directive
+    assert "Memory at the peak" in doc and "Shapes on one rank" in doc
+    assert not plan.program.mesh.dims or "What moves" in doc
