@@ -138,7 +138,7 @@ def _excerpt(span: Span) -> list[str]:
     carets = "^" * max(1, min(span.length, len(text) - column))
     margin = " " * len(number)
     return [
-        f"{margin} --> {span.file}:{span.line}:{span.column}",
+        f"{margin} --> {printable(span.file)}:{span.line}:{span.column}",
         f" {number} | {text}",
         f" {margin} | {' ' * column}{carets}",
     ]

@@ -37,6 +37,9 @@ DESIGNS = (
 )
 
 
+_TEXTS: dict[tuple[object, ...], str] = {}  # most of a test's time would go into black
+
+
 @dataclass(frozen=True)
 class Emitted:
     """A schedule, its plan, and the module, made when its text is first asked for."""
@@ -44,9 +47,17 @@ class Emitted:
     schedule: Schedule
     plan: Plan
 
-    @functools.cached_property
+    @property
     def text(self) -> str:
-        """The module."""
+        """The module; of schedules that differ in sizes only, the one that was first asked for."""
+        schedule, mask = self.schedule, self.schedule.problem.mask
+        key = schedule.mesh, schedule.directives, mask, schedule.group, schedule.target
+        if key not in _TEXTS:
+            _TEXTS[key] = self.emit()
+        return _TEXTS[key]
+
+    def emit(self) -> str:
+        """The module, made anew."""
         return emit(self.schedule, self.plan, "tested")
 
     @property

@@ -13,7 +13,7 @@ import pytest
 from command import ROOT, SMALL, SMALL_NAME, UNIFIED, folder, run, spawn, tree
 
 import mercurygen
-from mercurygen.cli import names, progress, request
+from mercurygen.cli import names, request
 from mercurygen.emit.module import digest, split_digest
 
 NAME = SMALL_NAME
@@ -289,19 +289,3 @@ def test_failed_proof_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
             patch.setattr(module, "emit", lambda *args: good(*args).replace("isend", "irecv"))
             run("emit", *SMALL).refused("text-mismatch", code=1)
         assert callsites and tree(tmp_path) == {}
-
-
-def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a terminal, after a second, and wiped afterwards; else nothing."""
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    for watched, wanted in ((False, ""), (True, "\r2 of 3 schedules priced\033[K\r\033[K")):
-        now[0] = 0.0
-        monkeypatch.setattr(sys.stderr, "isatty", lambda watched=watched: watched, raising=False)
-        with progress.Progress() as tell:
-            tell("schedules priced", 1, 3)
-            now[0] = 1.5
-            tell("schedules priced", 2, 3)
-            now[0] = 1.51
-            tell("schedules priced", 3, 3)
-        assert capsys.readouterr().err == wanted

@@ -1,4 +1,4 @@
-"""A real run's calls and memory are the plan's: each kind, peer and byte, in order, on every rank."""
+"""A real run's calls and memory are the plan's: kind, peers, bytes, order, on every rank."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ import numeric_cases
 import pytest
 import reference
 import torch
-import torch.distributed as dist
-from emitted import DESIGNS, Emitted, instances, one, problem_of, written
+from emitted import DESIGNS, Emitted, instances, one, written
 from numeric_cases import (
     Problem,
     assert_refused,
@@ -30,13 +29,12 @@ from numeric_cases import (
     check_views,
     check_wrong_world,
     own_inputs,
-    own_tokens,
     recorded,
     setup,
 )
 from ranks import Ranks, run_ranks
 
-from mercurygen.check.prove import prove, prove_traces
+from mercurygen.check.prove import prove_traces
 from mercurygen.check.report import ProofError
 from mercurygen.cost.topology import load
 from mercurygen.errors import Refusal, UserError
@@ -533,7 +531,7 @@ def test_b61_next_transfer_is_posted_before_compute() -> None:
 
 
 def test_b64_the_ranking_depends_on_the_links() -> None:
-    """B64: all-to-all on PCIe and UPI loses against rings, on NVLink it wins; the reason is said."""
+    """B64: all-to-all on PCIe and UPI loses against rings, on NVLink it wins; with the reason."""
     found = {
         name: search("attention", ir.Problem(), load(name)) for name in ("l40x8", "l20x8", "h100x8")
     }

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import islice
 from pathlib import Path
 
 import black
@@ -21,7 +20,7 @@ from mercurygen.cost.topology import load as load_topology
 from mercurygen.emit.module import FIRST_LINE, digest, emit, split_digest
 from mercurygen.errors import Refusal
 from mercurygen.ir.problem import Problem
-from mercurygen.lower.plan import lower
+from mercurygen.lower.plan import Plan, lower
 from mercurygen.operators import load as load_operator
 from mercurygen.schedule.directives import Parallelize, Shard, Shift
 from mercurygen.schedule.schedule import Schedule
@@ -42,36 +41,53 @@ Loop = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 # --- the modules ----------------------------------------------------------------------------
 
 
-def spaces() -> Iterator[tuple[str, tuple[int, ...], str, str, int]]:
-    """(topology, group, mask, order, every how many-th point of the space to take)."""
+def spaces() -> Iterator[tuple[tuple[int, ...], str, str, int]]:
+    """(group on a100x16, mask, order, most mesh dimensions) of the modules that are emitted."""
     for mask in ("causal", "full"):
         for order in ("zigzag", "contiguous"):
-            yield "a100x16", (2, 2), mask, order, 1 if mask == "causal" else 2  # two levels
-            yield "a100x16", (2, 8), mask, order, 13  # a sample, with up to three dimensions
-    yield "a100x8", (1, 1), "causal", "contiguous", 1
-    yield "a100x8", (1, 1), "full", "contiguous", 1
+            yield (2, 4), mask, order, 3 if (mask, order) == ("causal", "zigzag") else 2
+        yield (1, 1), mask, "contiguous", 0
 
 
-def varieties() -> dict[str, tuple[Schedule, object]]:
-    """A readable id, and (schedule, plan), of every module that is emitted here."""
+def varieties() -> dict[str, tuple[Schedule, Plan]]:
+    """A readable id, and (schedule, plan), of one schedule of every kind."""
     found = {}
-    operator = load_operator("attention")
-    for name, group, mask, order, stride in spaces():
-        topology = load_topology(name)
-        group = place(topology, group[-len(topology.levels) :], 1)
+    operator, topology = load_operator("attention"), load_topology("a100x16")
+    for group, mask, order, most in spaces():
+        group = place(topology, group, 1)
         problem = replace(Problem(), mask=mask)
-        space = points(operator, problem, links(topology, group), order=order)
         header = Schedule("attention", problem, target(topology), group, 1, None, ())
-        for point in islice(space, 0, None, stride):
+        kinds = set()
+        for point in points(operator, problem, links(topology, group), order=order):
             settled = settle(point)
-            if isinstance(settled, Refusal):
+            if len(point.mesh.dims) > most or kind(point) in kinds or isinstance(settled, Refusal):
                 continue
             program, directives = settled
             plan = lower(program)
             if not isinstance(plan, Refusal):
+                kinds.add(kind(point))
                 schedule = replace(header, mesh=point.mesh, directives=directives)
                 found[title(point, mask, order)] = schedule, plan
     return found
+
+
+def kind(point: Point) -> tuple:
+    """What makes a module's text: the axis of each dimension, and the nest of two dimensions.
+
+    Of three, in which order they nest makes no new text.
+    """
+    axes, nest = {}, []
+    for directive in point.directives:
+        match directive:
+            case Parallelize(axis, dims):
+                axes |= dict.fromkeys(dims, axis)
+            case Shard(_, _, dims):
+                nest += [("gather", dim) for dim in dims]
+            case Shift(_, _, along):
+                nest += [("walk", one.dim) for one in along]
+    names = point.mesh.names
+    stages = [(word, names.index(dim) if len(names) < 3 else 0) for word, dim in nest]
+    return tuple(axes[name] for name in names), tuple(stages)
 
 
 def title(point: Point, mask: str, order: str) -> str:

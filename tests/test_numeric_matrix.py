@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -181,3 +182,16 @@ def test_nothing_is_missing() -> None:
                     name = f"{design}-{mask}-{'x'.join(map(str, sizes))}-0-{heads}"
                     assert (name in CASES or name in REFUSED) == fits, name
     assert len(CASES) > 250 and len(DRAWN) == 40
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_code_is_that_of_every_problem(design: str) -> None:
+    """Sizes stand in the docstring only: so one module serves the tests of all of them."""
+    codes = set()
+    for changes in ({}, {"heads": 16, "kv_heads": 16, "batch": 1, "value_dim": 40, "seq": 1600}):
+        problem = replace(problem_for((2, 2, 2), "mha", *MASKS["causal"]), **changes)
+        for dtype in ("bfloat16", "float32"):
+            found = next(instances(design, (2, 2, 2), problem, dtype))
+            assert isinstance(found, Emitted)
+            codes.add(found.emit().split('"""', 2)[2])
+    assert len(codes) == 1

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from mercurygen.cost import topology
 
 GOOD = (Path(__file__).parent / "data" / "two_boxes.toml").read_text(encoding="utf-8")

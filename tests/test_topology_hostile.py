@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from mercurygen.cost import topology
 from mercurygen.errors import UserError
 

@@ -1,4 +1,4 @@
-"""`verify` and `check`: what they find in files that people have edited, moved or lost."""
+"""`verify` and `check` on files that people have edited, moved or lost; the progress line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import ROOT, SMALL, SMALL_NAME, folder, run, spawn, tree
 
-from mercurygen.cli import formatter
+from mercurygen.cli import formatter, progress
 from mercurygen.emit.module import digest, split_digest
 
 NAME = SMALL_NAME
@@ -152,3 +152,19 @@ def test_check_needs_the_pinned_black(pair: Path, monkeypatch: pytest.MonkeyPatc
     run("check", pair.parent).refused("formatter-version", "pip install black==", code=1)
     monkeypatch.setattr(formatter, "installed", lambda: None)
     run("check", pair.parent).refused("formatter-version", "not installed", code=1)
+
+
+def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal, after a second, and wiped afterwards; else nothing."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    for watched, wanted in ((False, ""), (True, "\r2 of 3 schedules priced\033[K\r\033[K")):
+        now[0] = 0.0
+        monkeypatch.setattr(sys.stderr, "isatty", lambda watched=watched: watched, raising=False)
+        with progress.Progress() as tell:
+            tell("schedules priced", 1, 3)
+            now[0] = 1.5
+            tell("schedules priced", 2, 3)
+            now[0] = 1.51
+            tell("schedules priced", 3, 3)
+        assert capsys.readouterr().err == wanted

@@ -1,13 +1,16 @@
 """What a plan moves: bytes that each rank sends, per mesh dimension and per topology level.
 
-A transfer crosses the link of the outermost level in which the two ranks differ. Collectives go
-as the ring all-gather (everything to the next neighbour, n - 1 times) and the direct all-to-all
-(a part to each) do.
+A transfer crosses the link of the outermost level in which the two ranks differ. An all-to-all
+goes directly, a part to each. An all-gather goes around a ring, everything n - 1 times over each of
+its edges; NCCL lays several rings, which leave a node through different GPUs, so that what crosses
+a level is spread evenly over the ranks (as the cost model has it, `mercurygen.cost.links`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from fractions import Fraction
 
 from mercurygen.check.report import Spread, Traffic
 from mercurygen.ir.mesh import Link, cover
@@ -29,10 +32,9 @@ def measure(plan: Plan, traces: tuple[Trace, ...], links: tuple[Link, ...]) -> T
             if not isinstance(event, Batch | Collective):
                 continue
             started[event.dim] += 1
-            for peer, nbytes in transfers(groups[event.dim], trace, event):
+            for index, nbytes in transfers(links, groups[event.dim], trace, event):
                 sent[event.dim][trace.rank] += nbytes
-                level = links[outermost(links, trace.rank, peer)].level
-                crossing[level][trace.rank] += nbytes
+                crossing[links[index].level][trace.rank] += nbytes
         steps = {dim: max(steps[dim], started[dim]) for dim in mesh.names}
     return Traffic(
         {dim: Spread(tuple(values)) for dim, values in sent.items()},
@@ -42,21 +44,25 @@ def measure(plan: Plan, traces: tuple[Trace, ...], links: tuple[Link, ...]) -> T
 
 
 def transfers(
-    group: tuple[int, ...], trace: Trace, event: Batch | Collective
-) -> Iterator[tuple[int, int]]:
-    """(rank, bytes) of everything that one operation of a group makes this rank send."""
+    links: tuple[Link, ...], group: tuple[int, ...], trace: Trace, event: Batch | Collective
+) -> Iterator[tuple[int, int | Fraction]]:
+    """(level crossed, bytes) of everything that one operation of a group makes this rank send."""
     if isinstance(event, Batch):
         for message in event.sends:
-            yield group[message.peer], trace.buffers[message.buffer].nbytes
+            peer = group[message.peer]
+            yield outermost(links, trace.rank, peer), trace.buffers[message.buffer].nbytes
         return
     nbytes, size = trace.buffers[event.source].nbytes, len(group)
     if event.kind == "all-gather":
-        following = group[(group.index(trace.rank) + 1) % size]
-        yield following, (size - 1) * nbytes
+        following = (*group[1:], group[0])
+        edges = Counter(outermost(links, a, b) for a, b in zip(group, following, strict=True))
+        for index, count in sorted(edges.items()):
+            share = Fraction((size - 1) * count * nbytes, size)
+            yield index, int(share) if share.denominator == 1 else share
         return
     for peer in group:
         if peer != trace.rank:
-            yield peer, nbytes // size
+            yield outermost(links, trace.rank, peer), nbytes // size
 
 
 def outermost(links: tuple[Link, ...], one: int, other: int) -> int:

@@ -85,7 +85,7 @@ def _emit_search(
     comments = (names.command(wanted, name), *choice.because(result))
     best = replace(result.best.schedule, comments=comments)
     built = build(best, name)
-    choice.agree(built.proved.report, built.proved.plan, result.best.cost)
+    choice.agree(built.proved.report, result.best.cost)
     written = write_pair(Path(output or FOLDER), built.texts, force=force)
     click.echo(choice.found(result, built, written))
 
@@ -103,7 +103,7 @@ def _emit_file(path: Path, name: str | None, output: str | None, force: bool) ->
     built = build(loaded.schedule, name, spans=loaded.spans)
     priced = price(built.proved.schedule, built.proved.plan)
     if priced is not None:
-        choice.agree(built.proved.report, built.proved.plan, priced[0])
+        choice.agree(built.proved.report, priced[0])
     folder = Path(output) if output else _folder_of(path, name)
     written = write_pair(folder, built.texts, force=force, source=path)
     click.echo(choice.given(built, priced, written))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mercurygen.cli.docstring import schedule_lines
 from mercurygen.emit.module import FIRST_LINE, digest, split_digest
 from mercurygen.errors import UserError, printable
 
@@ -186,8 +187,6 @@ def _same(a: Path, b: Path) -> bool:
 
 def _made_from(module: str, schedule: str) -> bool:
     """Whether a module says that it was made from this schedule, comments aside."""
-    from mercurygen.cli.read import schedule_lines
-
     lines = [line.split("#", 1)[0] for line in schedule.splitlines()]
     said = [line for _, line in schedule_lines(module)]
     return "".join("\n".join(lines).split()) == "".join("\n".join(said).split())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 
+from mercurygen.cli.docstring import joined, schedule_lines, section
 from mercurygen.cli.files import LARGEST_MODULE, LARGEST_SCHEDULE, read_text, shown
 from mercurygen.emit.header import WHY
 from mercurygen.emit.module import FIRST_LINE
@@ -16,7 +16,6 @@ from mercurygen.schedule.schedule import Schedule
 from mercurygen.schedule.text import parse
 
 _COMMAND = re.compile(r"#   mercurygen emit --schedule ([A-Za-z_][A-Za-z0-9_]{0,99})\.sched")
-_INDENT, _CONTINUED = " " * 4, " " * 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,37 +79,7 @@ def _load_module(path: Path) -> Loaded:
     for number in range(1, max(at) + 1):  # each line where it stands, for errors
         padded.append(at.get(number, ""))
     source = parse("\n".join(padded), shown(path))
-    said = _joined(section(text, "Why this schedule"))
+    said = joined(section(text, "Why this schedule"))
     schedule = replace(source.schedule, comments=(WHY + said,) if said else ())
     match = _COMMAND.fullmatch(text.split("\n", 2)[1])
     return Loaded(path, match[1] if match else path.stem, schedule, source.spans, text)
-
-
-def schedule_lines(module: str) -> list[tuple[int, str]]:
-    """The lines of a module's schedule, each with its number; continued ones joined."""
-    found: list[tuple[int, str]] = []
-    for number, line in section(module, "Schedule"):
-        if line.startswith(_CONTINUED) and found:
-            before = found.pop()
-            found.append((before[0], _joined([before, (number, line)])))
-        else:
-            found.append((number, " ".join(line.split(None, 1)).strip()))
-    return found
-
-
-def section(module: str, heading: str) -> list[tuple[int, str]]:
-    """The indented lines below a heading of a module's docstring, each with its number."""
-    lines = module.split("\n")
-    if heading not in lines:
-        return []
-    start = lines.index(heading) + 1
-    numbered = enumerate(lines[start:], start + 1)
-    return list(takewhile(lambda pair: pair[1].startswith(_INDENT), numbered))
-
-
-def _joined(lines: list[tuple[int, str]]) -> str:
-    """One line again; where it was broken behind a hyphen, without a blank."""
-    text = ""
-    for _, line in lines:
-        text += line.strip() if not text or text.endswith("-") else f" {line.strip()}"
-    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 import click
@@ -63,6 +62,7 @@ def _lines(result: Result) -> list[str]:
 def _table(result: Result, candidates: list[tuple[str, Candidate]]) -> list[str]:
     """A line for each candidate: figures, then the schedule in a few words."""
     from mercurygen.cli import words
+    from mercurygen.search.why import what
 
     spanned = [link.name for link in result.best.cost.links]
     rows = [["", "ms", "compute", "waiting", "memory", *spanned, "work", "order", "mesh", "what"]]
@@ -73,19 +73,9 @@ def _table(result: Result, candidates: list[tuple[str, Candidate]]) -> list[str]
         row.append(words.mib(cost.peak_memory))
         row += [words.mib(sent[name].most) if name in sent else "0" for name in spanned]
         row += [f"{cost.imbalance:.3g}", candidate.plan.program.order.kind]
-        row += [words.mesh(candidate.schedule.mesh), candidate.design or _brief(candidate)]
+        row += [words.mesh(candidate.schedule.mesh), candidate.design or what(candidate)]
         rows.append(row)
     return ["  " + line for line in words.table(rows, right=range(1, len(rows[0]) - 3))]
-
-
-def _brief(candidate: Candidate) -> str:
-    """Who splits what, and the nest, for a narrow column."""
-    from mercurygen.cli import words
-
-    lines = words.communication(candidate.schedule)
-    text = "; ".join(line for line in lines if not line.startswith("reshard"))
-    text = re.sub(r"shift [^:]*: \w+ along", "walk", text)
-    return re.sub(r"shard [^:]*: \w+ over", "gather", text).replace("parallelize ", "")
 
 
 def _designs(result: Result) -> list[str]:

@@ -51,7 +51,9 @@ def _schedule_lines(schedule: Schedule) -> list[str]:
     lines = []
     for line in (*header_lines(schedule), *map(str, schedule.directives)):
         word, _, rest = line.partition(" ")
-        first, *more = wrap(rest, WIDTH - 17, break_long_words=False) or [""]
+        first, *more = wrap(rest, WIDTH - 17, break_long_words=False, break_on_hyphens=False) or [
+            ""
+        ]
         lines.append(f"{word:<12} {first}".rstrip())
         lines += [f"{'':<12}   {part}" for part in more]
     return lines
@@ -67,7 +69,9 @@ def _why(schedule: Schedule) -> str:
     plain = plain.replace("\\", "/").replace('"', "'")
     if not plain.strip():
         return ""
-    return "Why this schedule\n" + "\n".join(f"    {line}" for line in wrap(plain, WIDTH - 4))
+    return "Why this schedule\n" + "\n".join(
+        f"    {line}" for line in wrap(plain, WIDTH - 4, break_on_hyphens=False)
+    )
 
 
 # --- traffic --------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import isqrt
 
 from mercurygen.errors import UserError, closest, shorten
 
@@ -83,11 +84,11 @@ class Problem:
             UserError: `heads-not-divisible`.
         """
         if self.kv_heads % tp:
-            legal = [n for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
+            legal = divisors(self.kv_heads)
             raise UserError(
                 "heads-not-divisible",
                 f"kv_heads={self.kv_heads} cannot be split over tp={tp}",
-                help="legal tensor parallelism: " + ", ".join(map(str, legal)),
+                help=f"legal tensor parallelism: {legal}",
             )
         return Problem(
             **{
@@ -99,6 +100,13 @@ class Problem:
 
 
 SIZES = ("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim")
+
+
+def divisors(value: int) -> str:
+    """The numbers that divide a value, for a help text; of many only the smallest."""
+    small = [n for n in range(1, isqrt(value) + 1) if value % n == 0]
+    found = sorted({*small, *(value // n for n in small)})
+    return ", ".join(map(str, found[:16])) + (", …" if len(found) > 16 else "")
 
 
 def nearest_multiples(value: int, step: int) -> str:

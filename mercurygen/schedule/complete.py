@@ -8,7 +8,7 @@ from math import prod
 
 from mercurygen.errors import Refusal
 from mercurygen.ir.layout import Order
-from mercurygen.ir.problem import nearest_multiples
+from mercurygen.ir.problem import divisors, nearest_multiples
 from mercurygen.ir.program import BorderStep, Program, Tensor
 
 SETTLED = tuple[Program, None] | tuple[None, "Fault"]
@@ -173,7 +173,8 @@ def sequence_refusal(seq: int, kind: str, ranks: int) -> Refusal | None:
         lambda: (
             f"seq={seq} is {seq // ranks} tokens a rank over {ranks} ranks, "
             "but zigzag needs an even number",
-            f"nearest legal lengths: {legal}; or `order S: contiguous`, which {seq} allows",
+            f"nearest legal lengths: {legal}; or a contiguous order, which {seq} allows "
+            "(`order S: contiguous`, `--order contiguous`)",
         ),
     )
 
@@ -185,9 +186,8 @@ def _indivisible(axis: str, extent: int, dims: tuple[str, ...], ranks: int) -> R
         slug,
         lambda: (
             f"{what}={extent} cannot be split over {', '.join(dims)} ({ranks} ranks)",
-            f"split fewer ways ({what} has the divisors "
-            + ", ".join(str(n) for n in range(1, extent + 1) if extent % n == 0)
-            + "), or use the sequence: `parallelize S_q over …`",
+            f"split fewer ways ({what} has the divisors {divisors(extent)}), "
+            "or use the sequence: `parallelize S_q over …`",
         ),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mercurygen.cost.report import Cost
 from mercurygen.cost.topology import Level
+from mercurygen.schedule.directives import Parallelize, Shard, Shift
 from mercurygen.search.result import Candidate, Result
 
 _PARTS = {
@@ -24,7 +25,9 @@ def why(result: Result) -> str:
     slower = [c for c in rest if not _ties(result, best, c)]
     ties = len(rest) - len(slower)
     beside = f" ({_many(ties, 'other')} as good)" if ties else ""
-    sentences = [f"{label(best)} {least} of {result.counts.legal} legal schedules{beside}: {figures}."]
+    sentences = [
+        f"{label(best)} {least} of {result.counts.legal} legal schedules{beside}: {figures}."
+    ]
     if slower:
         sentences.append(f"The runner-up, {_against(result, best, slower[0])}.")
     others = [n.best for n in result.named if n.best and n.best in slower]
@@ -51,14 +54,23 @@ def _ties(result: Result, best: Candidate, other: Candidate) -> bool:
 def label(candidate: Candidate) -> str:
     """A schedule in a few words: its design, or what its mesh dimensions do."""
     mesh = " ".join(f"{dim.name}={dim.size}" for dim in candidate.schedule.mesh.dims)
-    name = candidate.design or "; ".join(_lines(candidate)) or "one rank"
+    name = candidate.design or what(candidate)
     order = candidate.plan.program.order.kind
     return f"{name} on {mesh} ({order})" if mesh else name
 
 
-def _lines(candidate: Candidate) -> list[str]:
-    words = ("parallelize", "shard", "shift")
-    return [str(d) for d in candidate.schedule.directives if str(d).split()[0] in words]
+def what(candidate: Candidate) -> str:
+    """What the mesh dimensions do: `S_q over node; H over gpu; walk node`."""
+    words = []
+    for directive in candidate.schedule.directives:
+        match directive:
+            case Parallelize(axis, dims):
+                words.append(f"{axis} over {', '.join(dims)}")
+            case Shard(dims=dims):
+                words.append(f"gather {', '.join(dims)}")
+            case Shift(along=along):
+                words.append(f"walk {', '.join(map(str, along))}")
+    return "; ".join(words) or "one rank"
 
 
 def _figures(candidate: Candidate, objective: str) -> str:
