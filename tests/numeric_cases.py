@@ -20,7 +20,7 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -514,14 +514,16 @@ class PeakBytes(TorchDispatchMode):
             self._track(x)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given: set[int] = set()  # what an op is given and nothing here has made was there before
+        tree_map_only(Tensor, lambda x: given.add(x.untyped_storage()._cdata), (args, kwargs))
         result = func(*args, **(kwargs or {}))
-        tree_map_only(Tensor, self._track, result)
+        tree_map_only(Tensor, lambda x: self._track(x, given), result)
         return result
 
-    def _track(self, x: Tensor) -> None:
+    def _track(self, x: Tensor, given: Collection[int] = ()) -> None:
         storage = x.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key not in self._seen:
+        if key not in self._seen and key not in given:
             self._seen.add(key)
             weakref.finalize(storage, self._free, key, size)
             self.live += size
@@ -592,26 +594,13 @@ class _Late:
         return self.work.wait(*args)
 
 
-def check_overlap(
-    rank: int,
-    world: int,
-    text: str,
-    problem: Problem,
-    seconds: float = 0.1,
-    names: Sequence[str] = ("batch_isend_irecv",),
-) -> tuple[float, int, int]:
-    """B61: with every block and every transfer taking `seconds`, transfers hide under blocks.
-
-    Returns:
-        the time taken, the blocks computed and the transfers started.
-    """
-    module, mesh = setup(text)
-    local = own_inputs(module, mesh, problem, torch.float32)
-    blocks, transfers = [], []
+def _slowed(seconds: float, blocks: list[float], transfers: list[float]) -> tuple[Any, Any]:
+    """Wrappers that make a block and a transfer take that long, and note that they ran."""
 
     def slow_block(original: Callable[..., Any]) -> Callable[..., Any]:
         def block(*args: Any, **kwargs: Any) -> Any:
-            blocks.append(time.sleep(seconds))
+            blocks.append(time.monotonic())
+            time.sleep(seconds)
             return original(*args, **kwargs)
 
         return block
@@ -627,19 +616,49 @@ def check_overlap(
 
         return transfer
 
+    return slow_block, slow_transfer
+
+
+def check_overlap(
+    rank: int,
+    world: int,
+    text: str,
+    problem: Problem,
+    seconds: float = 0.1,
+    names: Sequence[str] = ("batch_isend_irecv",),
+) -> tuple[float, int, int]:
+    """B61: with every block and every transfer taking `seconds`, transfers hide under blocks.
+
+    Returns:
+        the least time taken, the blocks computed and the transfers started.
+    """
+    module, mesh = setup(text)
+    local = own_inputs(module, mesh, problem, torch.float32)
+    blocks: list[float] = []  # when each began
+    transfers: list[float] = []
+    slow_block, slow_transfer = _slowed(seconds, blocks, transfers)
+
     def timed() -> float:
+        """Of the slowest rank."""
         dist.barrier()
         start = time.monotonic()
         module.attention(*local, mesh)
-        return time.monotonic() - start
+        taken = torch.tensor(time.monotonic() - start, dtype=torch.float64)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        return taken.item()
 
-    bare = timed()
-    with patched(module, names, slow_transfer), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_block_forward", slow_block(module._block_forward))
-        taken = timed()
-    compute, moving = len(blocks) * seconds, len(transfers) * seconds
-    assert compute and moving, "nothing to overlap"
-    limit = max(compute, moving) + min(compute, moving) / 2 + 4 * bare
+    bare, taken, limit = timed(), math.inf, 0.0
+    for _ in range(6):  # a busy machine makes it longer, never shorter
+        blocks.clear()
+        transfers.clear()
+        with patched(module, names, slow_transfer), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_block_forward", slow_block(module._block_forward))
+            taken = min(taken, timed())
+        compute, moving = len(blocks) * seconds, len(transfers) * seconds
+        assert compute and moving, "nothing to overlap"
+        limit = max(compute, moving) + min(compute, moving) / 2 + min(4 * bare, seconds / 2)
+        if taken < limit:
+            break
     text = f"{taken:.3f} s for {len(blocks)} blocks, {len(transfers)} transfers of {seconds} s"
     assert taken < limit, f"{text}, allowed {limit:.3f}"
     return taken, len(blocks), len(transfers)

@@ -356,7 +356,7 @@ def mutants(text: str) -> Iterator[tuple[str, str]]:
     parts = ("def attention(", "# --- layout"), ("def _all_gather", "# --- self-check")
     places = [range(*map(text.index, part)) for part in parts]
     if not gathers:
-        places[1] = range(text.index("def _coordinates"), places[1].stop)
+        places[1] = range(text.index("def _rank"), places[1].stop)
     for kind, changes in MUTATIONS.items():
         for old, new in changes:
             for match in re.finditer(old, text, re.MULTILINE):

@@ -100,7 +100,6 @@ def test_what_may_repeat() -> None:
         "a=2 b=2",
         """
         replicate q over a, b
-        replicate q over b
         replicate k, v over b
         reshard out: S to H along a
         reshard q, k: S to H along a
@@ -113,7 +112,7 @@ def test_what_may_repeat() -> None:
         points = [p for _, p in partial(source, directive)]
         program = points[-1]
         both_ways(program)
-    assert "replicated q over a, b\nreplicated q over b\nreplicated k over b" in show(program)
+    assert "replicated q over a, b\nreplicated k over b" in show(program)
 
 
 def partial(source: schedule_text.Source, last: Directive) -> list[tuple[object, Program]]:

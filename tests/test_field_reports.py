@@ -214,12 +214,11 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize(
+    "change, world", [(c, w) for c in CHANGES for w in (2, 3, 4) if (c, w) != ("another peer", 2)]
+)
 def test_b11_unmatched_operations_fail_the_proof(change: str, world: int) -> None:
     """B11: what gloo would let pass; the intact schedule is proved."""
-    if change == "another peer" and world == 2:
-        pytest.skip("there is one peer only")
     plan, traces, links = altered(world, 1, lambda batch: batch)
     prove_traces(plan, traces, links)
     plan, traces, links = altered(world, 1, CHANGES[change])

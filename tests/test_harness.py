@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import time
@@ -114,6 +115,20 @@ def test_cases_share_one_fork() -> None:
         ranks.add(str(number), lambda rank, world: os.getpid())
     assert ranks.ids == ["0", "1", "2"]
     assert ranks.result("0") == ranks.result("1") == ranks.result("2")
+
+
+def test_partials_are_made_before_the_fork() -> None:
+    made = functools.partial(os.getpid)
+    outcomes = run_cases(2, [Case("made", lambda rank, world, pid: pid, (made,))])
+    assert outcomes["made"].get() == [os.getpid()] * 2
+
+
+def test_partial_that_fails_fails_its_case_alone() -> None:
+    bad = Case("bad", total, (functools.partial(int, "x"),))
+    outcomes = run_cases(2, [bad, Case("good", total, (1,))])
+    assert outcomes["good"].get() == [(0, 1.0), (1, 1.0)]
+    with pytest.raises(AssertionError, match="bad was not started"):
+        outcomes["bad"].get()
 
 
 def test_same_id_twice() -> None:

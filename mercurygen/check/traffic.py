@@ -65,6 +65,14 @@ def transfers(
             yield outermost(links, trace.rank, peer), nbytes // size
 
 
+def operation_bytes(trace: Trace, event: Batch | Collective, size: int) -> int:
+    """Bytes that one operation of `size` ranks makes this rank send."""
+    if isinstance(event, Batch):
+        return sum(trace.buffers[message.buffer].nbytes for message in event.sends)
+    nbytes = trace.buffers[event.source].nbytes
+    return nbytes * (size - 1) // (size if event.kind == "all-to-all" else 1)
+
+
 def outermost(links: tuple[Link, ...], one: int, other: int) -> int:
     """Index of the outermost level in which two different ranks differ; row-major."""
     found = 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby, product
 from textwrap import wrap
 
-from mercurygen.check.traffic import transfers
+from mercurygen.check.traffic import operation_bytes
 from mercurygen.cli.words import mib, plural, table
 from mercurygen.lower.events import Batch, Collective, Kernel, Trace, Wait
 from mercurygen.lower.plan import Gather, Plan, Walk
@@ -93,9 +93,9 @@ def _stages(plan: Plan, wires: dict[str, str], played: Trace) -> Iterator[str]:
 
 def _sent(plan: Plan, played: Trace, dim: str) -> int:
     """Bytes that a rank sends for one tile along a dimension of the nest."""
-    group = plan.program.mesh.group(played.rank, dim)
+    size = plan.program.mesh.extent(dim)
     found = [
-        sum(nbytes for _, nbytes in transfers(group, played, event))
+        operation_bytes(played, event, size)
         for event in played.events
         if isinstance(event, Batch | Collective) and event.dim == dim
     ]

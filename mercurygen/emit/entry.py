@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from textwrap import wrap
 
 from mercurygen.emit import border
 from mercurygen.emit.words import variable
@@ -29,7 +30,7 @@ def function(plan: Plan) -> str:
     mesh = plan.program.mesh
     signature = "mesh: DeviceMesh" if mesh.dims else "mesh: None = None"
     sizes = ", ".join(f"{dim.name}={dim.size}" for dim in mesh.dims)
-    what = f"device mesh with the dimensions {sizes}; see `make_mesh`" if sizes else "not needed"
+    what = f"device mesh, as made by `make_mesh`: {sizes}" if sizes else "not needed"
     held = "this rank's slice, as cut by `shard`" if mesh.dims else "the whole sequence"
     seq = "length of the whole sequence, checked against S if given"
     lines = [
@@ -42,7 +43,7 @@ def function(plan: Plan) -> str:
         f"        q: [B, S, H, D], {held}.",
         "        k: [B, S, K, D], likewise.",
         "        v: [B, S, K, E], likewise.",
-        f"        mesh: {what}.",
+        *wrap(f"mesh: {what}.", 98, initial_indent=" " * 8, subsequent_indent=" " * 12),
         "        scale: softmax scale; 1 / sqrt(D) if None.",
         f"        seq: {seq}.",
         "        return_lse: also return the log-sum-exp of the scores.",
@@ -98,8 +99,11 @@ _CHECK_MESH = """\
     sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
     if list(sizes.items()) != list(MESH.items()):
         raise ValueError(f"mesh is {sizes}, this attention is scheduled for {MESH}")
-    if _coordinates(mesh) != list(mesh.get_coordinate()):
-        raise ValueError("mesh: its groups are not in the order of its ranks; see make_mesh")"""
+    place = mesh.get_coordinate()
+    for dim, name in enumerate(MESH):
+        line = mesh.mesh[(*place[:dim], slice(None), *place[dim + 1 :])].tolist()
+        if dist.get_process_group_ranks(mesh.get_group(name)) != line:
+            raise ValueError(f"mesh: its groups of {name} are not in its order; see make_mesh")"""
 
 _CHECK_TENSORS = """\
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):

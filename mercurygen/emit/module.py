@@ -90,7 +90,7 @@ def _constants(plan: Plan) -> str:
     count = len(mesh.dims)
     if not count:
         names = ", ".join(f'"{tensor.name}"' for tensor in program.tensors)
-        lines.append(f"PLACEMENTS: dict[str, tuple] = {{name: () for name in ({names})}}")
+        lines.append(f"PLACEMENTS: dict[str, tuple] = dict.fromkeys(({names}), ())")
         return "\n".join(lines)
     for index, (dim, tensors) in enumerate(by_dim.items()):
         placed = f"(Shard({dim}),) * {count}" if count > 1 else f"(Shard({dim}),)"
@@ -128,6 +128,7 @@ def _sections(plan: Plan) -> list[str]:
         sections.append((_nest_heading(plan), texts))
     if plan.before:
         dims = " and ".join(dict.fromkeys(swap.dim for swap in plan.before))
+        dims = dims if len(dims) < 50 else "border"
         texts = border.swap_functions(plan)
         sections.append((f"{dims}: all-to-all between sequence and heads", texts))
     if border.joins(plan):
@@ -147,6 +148,7 @@ def _sections(plan: Plan) -> list[str]:
 def _nest_heading(plan: Plan) -> str:
     dims = plan.program.mesh.in_order(stage.dim for stage in plan.nest.stages)
     whole, mesh = " and ".join(dims), plan.program.mesh
+    whole = whole if len(whole) < 45 else "tiles"
     ranks = prod(mesh.extent(dim) for dim in dims)
     if plan.nest.walks:
         return f"{whole}: the k and v of {ranks} ranks come by, tile by tile"

@@ -66,9 +66,9 @@ def attend(plan: Plan) -> str:
     fresh = any("k" in swap.tensors for swap in plan.before)  # packed by the border
     tiles = "(k, v)" if fresh else "(k.contiguous(), v.contiguous())"
     for stage in nest.leading:
-        group = f"{variable(stage.dim)}{outer_argument(plan, stage.join)}"
-        lines.append(f"    k, v = _gather({tiles}, {group})")
-        tiles = "(k, v)"
+        tiles = f"_gather({tiles}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
+    if nest.leading and not nest.walking:
+        lines.append(f"    k, v = {tiles}")
     if nest.begin == "only":
         lines.append("    return _block_forward(q, k, v, scale, causal=False)")
         return "\n".join(lines)
@@ -100,12 +100,12 @@ def _walk_call(plan: Plan, tiles: str) -> str:
 def _first(plan: Plan, form: Form) -> list[str]:
     """The first tile, our own, is one block: its result is what the others are merged into."""
     owner = {"all": "", "chunks": "_, "}.get(form, "me, ")
-    tile = f"{owner}(k, v)" if owner else "k, v"
+    tile = f"{owner}(keys, values)" if owner else "keys, values"
     causal = plan.program.mask == "causal"
     return [
         "",
         f"    {tile} = next(tiles)  # our own",
-        f"    out, lse = _block_forward(q, k, v, scale, causal={causal})",
+        f"    out, lse = _block_forward(q, keys, values, scale, causal={causal})",
         "    out = out.to(lse.dtype)",
     ]
 
@@ -121,30 +121,34 @@ def _empty() -> list[str]:
 
 def _merges(plan: Plan, form: Form) -> list[str]:
     """The loop over the tiles that are left, and over what the mask leaves of each."""
-    whole = "_merge(out, lse, *_block_forward(q, k, v, scale, causal=False))"
+    whole = "_merge(out, lse, *_block_forward(q, keys, values, scale, causal=False))"
     if form == "all":
-        return ["    for k, v in tiles:", f"        {whole}"]
+        return ["    for keys, values in tiles:", f"        {whole}"]
     if form == "before":
         return [
-            "    for owner, (k, v) in tiles:",
+            "    for owner, (keys, values) in tiles:",
             "        if owner < me:  # a later owner's tokens come after all of ours",
             f"            {whole}",
         ]
     if form == "halves":
-        call = "*_block_forward(q[:, rows], k[:, cols], v[:, cols], scale, causal=False)"
+        call = "*_block_forward(q[:, rows], keys[:, cols], values[:, cols], scale, causal=False)"
         return [
-            "    for owner, (k, v) in tiles:",
+            "    for owner, (keys, values) in tiles:",
             "        rows, cols = _visible(me, owner, q.shape[1])",
             f"        _merge(out[:, rows], lse[:, :, rows], {call})",
         ]
-    call = "*_block_forward(q[:, rows], k[:, cols], v[:, cols], scale, causal)"
+    keys, values = ("keys", "values") if plan.nest.walking else ("k", "v")
+    call = f"*_block_forward(q[:, rows], {keys}[:, cols], {values}[:, cols], scale, causal)"
     loop = [
         f"for rows, cols, causal in _visible(mine, {_tile_chunks(plan)}, size):",
         f"    _merge(out[:, rows], lse[:, :, rows], {call})",
     ]
     if not plan.nest.walking:
         return [f"    {line}" for line in loop]
-    return [f"    for {_owner(plan)}, (k, v) in tiles:", *(f"        {line}" for line in loop)]
+    return [
+        f"    for {_owner(plan)}, (keys, values) in tiles:",
+        *(f"        {line}" for line in loop),
+    ]
 
 
 def _owner(plan: Plan) -> str:
@@ -192,7 +196,8 @@ def _visible(
     Yields rows and columns, in tokens, and whether the diagonal cuts the block.
     """
 
-    def kind(row: int) -> tuple[bool, int]:  # neighbours of one kind make a block
+    def kind(row: int) -> tuple[bool, int]:
+        """What neighbouring rows of one block have in common."""
         before, own = bisect_left(cols, rows[row]), rows[row] in cols
         return own, before - row if own else before
 

@@ -102,9 +102,11 @@ class Tensor(Host):
         return all(size == 1 or have == want for size, have, want in pairs)
 
     def size(self, dim: int) -> int:
+        """Extent of a dimension."""
         return self.shape[dim]
 
     def numel(self) -> int:
+        """Number of elements."""
         return prod(self.shape)
 
     def view(self, dims: Sequence[tuple[int, int]], sure: bool | None = None) -> Tensor:
@@ -117,34 +119,41 @@ class Tensor(Host):
         return list(zip(self.shape, self.strides, strict=True))
 
     def contiguous(self) -> Tensor:
+        """Itself if it surely is dense, else a copy."""
         if not self.is_dense:
             return copy([self], self.shape, self.dtype)
         return Tensor(self.storage, self.shape, self.dtype, self.strides, True, self.cuts)
 
     def to(self, dtype: Dtype) -> Tensor:
+        """Itself if it has the dtype already, else a copy."""
         return self if dtype == self.dtype else copy([self], self.shape, dtype)
 
     def permute(self, *order: int) -> Tensor:
+        """The dimensions in another order; no copy."""
         if sorted(order) != list(range(self.ndim)):
             raise Complaint(f"permute{order} of {self.ndim} dimensions")
         return self.view([self.dims()[i] for i in order])
 
     def movedim(self, source: int, target: int) -> Tensor:
+        """One dimension at another place; no copy."""
         order = list(range(self.ndim))
         order.insert(target % self.ndim, order.pop(source))
         return self.permute(*order)
 
     def transpose(self, first: int, second: int) -> Tensor:
+        """Two dimensions exchanged; no copy."""
         order = list(range(self.ndim))
         order[first], order[second] = order[second], order[first]
         return self.permute(*order)
 
     def unsqueeze(self, dim: int) -> Tensor:
+        """A new dimension of size 1; no copy."""
         dims = self.dims()
         dims.insert(dim if dim >= 0 else dim + self.ndim + 1, (1, 1))
         return self.view(dims)
 
     def squeeze(self, dim: int) -> Tensor:
+        """Without a dimension of size 1; no copy."""
         return self.select(dim, 0) if self.shape[dim] == 1 else self
 
     def select(self, dim: int, index: int) -> Tensor:
@@ -155,6 +164,7 @@ class Tensor(Host):
         return self.view(dims)
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
+        """One dimension as several, of which one size may be -1; no copy."""
         size, stride = self.dims()[dim]
         known = prod(n for n in sizes if n != -1)
         sizes = [size // known if n == -1 else n for n in sizes]
@@ -165,6 +175,7 @@ class Tensor(Host):
         return self.view([*self.dims()[:dim], *inner, *self.dims()[dim + 1 :]])
 
     def flatten(self, first: int, last: int) -> Tensor:
+        """Several dimensions as one; a copy where strides do not allow a view."""
         first, last = first % self.ndim, last % self.ndim
         dims = self.dims()
         run = [each for each in dims[first : last + 1] if each[0] > 1] or [(1, 1)]
@@ -175,11 +186,13 @@ class Tensor(Host):
         return self.view([*dims[:first], (size, run[-1][1]), *dims[last + 1 :]])
 
     def chunk(self, count: int, dim: int) -> tuple[Tensor, ...]:
+        """Equal parts along a dimension; no copy."""
         size, at = self.shape[dim], (slice(None),) * (dim % self.ndim)
         step = -(-size // count)
         return tuple(self[(*at, slice(i, i + step))] for i in range(0, size, step))
 
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        """Every index of a dimension; no copy."""
         return tuple(self.select(dim, i) for i in range(self.shape[dim]))
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -197,12 +210,15 @@ class Tensor(Host):
         return view
 
     def new_empty(self, *shape: int, dtype: Dtype | None = None) -> Tensor:
+        """A new buffer."""
         return Tensor.new(shape, dtype or self.dtype, "empty")
 
     def new_zeros(self, *shape: int, dtype: Dtype | None = None) -> Tensor:
+        """A new buffer."""
         return Tensor.new(shape, dtype or self.dtype, 0.0)
 
     def new_full(self, shape: Sequence[int], value: float, dtype: Dtype | None = None) -> Tensor:
+        """A new buffer."""
         return Tensor.new(shape, dtype or self.dtype, float(value))
 
 
@@ -225,6 +241,7 @@ class DeviceMesh(Host):
         self.groups = {dim.name: Group(dim.name, dim.size, place[dim.name]) for dim in mesh.dims}
 
     def get_group(self, name: str) -> Group:
+        """The communicator along a dimension."""
         return self.groups[name]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from mercurygen.emit.border import needs_outer, outer_argument
 from mercurygen.emit.nest import Form, mask_form
 from mercurygen.emit.templates import render
@@ -25,6 +27,8 @@ def functions(plan: Plan) -> list[str]:
         texts.append(_gather(plan))
     if any(isinstance(stage, Gather) for stage in nest.stages):
         texts += _gathering(plan)
+    if nest.stages:
+        texts.append(render("wait"))
     return texts
 
 
@@ -55,8 +59,7 @@ def _walk_ring(plan: Plan) -> str:
             "        arriving = spare[step % 2]",
             "        works = _shift(tiles, arriving, group)",
             f"        yield {'(me - step) % size, ' if owner else ''}tiles",
-            "        for work in works:",
-            "            work.wait()",
+            "        _wait(works)",
             "        tiles = arriving",
             f"    yield {'(me + 1) % size, ' if owner else ''}tiles",
         ]
@@ -68,12 +71,12 @@ def _spare(plan: Plan) -> str:
     longer = any(isinstance(stage, Gather) for stage in plan.nest.walking)
     parameter = ", longer: int" if longer else ""
     one = "x.new_empty(x.shape[0], longer * x.shape[1], *x.shape[2:])"
-    text = "for tiles so many times longer" if longer else "two sets used in turn"
+    text = "used in turn, for longer tiles" if longer else "used in turn"
     buffers = f"tuple({one} for x in tiles)" if longer else "tuple(map(torch.empty_like, tiles))"
     return "\n".join(
         [
             f"def _spare(tiles: {TILES}, group: dist.ProcessGroup{parameter}) -> list[{TILES}]:",
-            f'    """Buffers that a ring receives into, {text}; a ring of two needs one."""',
+            f'    """Buffers that a ring receives into, {text}; a ring of two needs one set."""',
             f"    return [{buffers} for _ in range(min(2, group.size() - 1))]",
         ]
     )
@@ -89,7 +92,7 @@ def _walk_tiles(plan: Plan) -> str:
     owner = "int" if form != "chunks" else f"tuple[{', '.join(['int'] * len(levels))}]"
     lines = [
         f"def _walk_tiles(tiles: {TILES}, {groups}) -> Iterator[{_yields(plan, owner)}]:",
-        f'    """Yield {what} of every rank, ours first: once around {around}."""',
+        *_doc(f"Yield {what} of every rank, ours first: once around {around}."),
     ]
     scaled = any(isinstance(stage, Gather) for stage in plan.nest.walking)
     longer, source = 1, "tiles"
@@ -113,8 +116,21 @@ def _walk_tiles(plan: Plan) -> str:
             body.append(f"{pad}for {names[dim]}, {tile} in {call}:")
         source = f"of_{dim}"
     if form != "all":
-        body.append(f"{'    ' * (len(levels) + 1)}yield {_slot(plan, form)}, tile")
+        pad, slot = "    " * (len(levels) + 1), _slot(plan, form)
+        if len(levels) > 2 and form != "chunks":
+            body.append(f"{pad}slot = {slot}")
+            slot = "slot"
+        body.append(f"{pad}yield {slot}, tile")
     return "\n".join([*lines, *body])
+
+
+def _doc(text: str) -> list[str]:
+    """A docstring of one sentence; of several lines if it is long."""
+    if len(text) <= 90:
+        return [f'    """{text}"""']
+    start, _, rest = text.partition(": ")
+    more = wrap(rest[0].upper() + rest[1:], 92, break_long_words=False, break_on_hyphens=False)
+    return [f'    """{start}.', "", *(f"    {line}" for line in more), '    """']
 
 
 def _slot(plan: Plan, form: Form) -> str:
@@ -185,8 +201,7 @@ def _gathering(plan: Plan) -> list[str]:
     finish = [
         f"def _finish_gather(parts: list[Tensor], works: list[dist.Work]{parameter}) -> {TILES}:",
         '    """Wait for the parts, and join them: [B, n S, h, D] each."""',
-        "    for work in works:",
-        "        work.wait()",
+        "    _wait(works)",
         f"    return tuple(_join(x{argument}) for x in parts)",
     ]
     return ["\n".join(start), "\n".join(finish)]

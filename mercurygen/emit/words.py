@@ -42,7 +42,7 @@ def times(count: int, noun: str) -> str:
 
 def variable(dim: str, suffix: str = "group") -> str:
     """A dimension's name as a variable: itself, unless emitted functions use the name already."""
-    taken = dim in _RESERVED or dim in dir(builtins) or len(dim) == 1
+    taken = dim in _RESERVED or dim in dir(builtins) or len(dim.rstrip("0123456789")) == 1
     return f"{dim}_{suffix}" if taken or dim.startswith(("of_", "at_", "i_")) else dim
 
 
@@ -51,7 +51,8 @@ def letters(dims: tuple[Dim, ...]) -> dict[str, str]:
     names: dict[str, str] = {}
     taken = {"k", "v", "q", "x"}  # tensors of the functions where these are used
     for dim in dims:
-        name = dim.name[0].lower()
+        digits = dim.name[len(dim.name.rstrip("0123456789")) :]
+        name = dim.name[0].lower() + digits
         if name in taken:
             name = f"i_{dim.name}"
         taken.add(name)

@@ -8,6 +8,7 @@ with it the peak, is what a run of the module shows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from mercurygen.lower.events import (
     Alloc,
@@ -26,12 +27,13 @@ from mercurygen.lower.events import (
     Unpack,
     Wait,
 )
-from mercurygen.lower.plan import Gather, Plan, Swap, Walk, walk_levels
+from mercurygen.lower.plan import Gather, Plan, Swap, walk_levels
 from mercurygen.lower.sizes import scratch_bytes, share_bytes
 from mercurygen.lower.visible import Block, visible
 
 Tiles = tuple["_Live", ...]
 Owners = dict[str, int]
+Levels = list[tuple[str, tuple[Gather, ...]]]
 
 
 def trace(plan: Plan, rank: int, *, with_lse: bool = False) -> Trace:
@@ -49,6 +51,13 @@ class _Live:
 
     def __del__(self) -> None:
         self._events.append(Free(self.number))
+
+
+class _Works(NamedTuple):
+    """Transfers on their way: as torch's do, they hold on to their buffers."""
+
+    ops: tuple[int, ...]
+    buffers: Tiles
 
 
 class _Player:
@@ -135,64 +144,94 @@ class _Player:
     def attend(self, rows: list[_Live], tiles: Tiles) -> tuple[_Live, _Live]:
         """The body on every tile that comes by."""
         nest = self.plan.nest
-        for stage in nest.leading:
-            tiles = self.gather(tiles, stage)
         if nest.begin == "empty":
             return self.attend_empty(rows, tiles)
         if nest.begin == "only":
-            return self.share(rows, tiles, {})
-        walk = self.walk(tiles, nest.walking)
-        owner, tiles = next(walk)
-        out, lse = self.share(rows, tiles, owner)
+            return self.share(rows, self.lead(tiles), {})
+        walk = self.walk(self.lead(tiles))
+        owner, tile = next(walk)
+        out, lse = self.share(rows, tile, owner)
         out = self.widen(out)
-        for owner, tiles in walk:  # noqa: B020 - as in the module: the name is bound anew
+        for owner, tile in walk:
             for block in self.blocks(owner):
-                self.kernel(rows, tiles, (out, lse), block, merge=True)
+                self.kernel(rows, tile, (out, lse), block, merge=True)
         return self.narrow(out), lse
 
     def attend_empty(self, rows: list[_Live], tiles: Tiles) -> tuple[_Live, _Live]:
         """The same, from nothing: no tile covers all rows at once."""
+        if not self.plan.nest.walking:
+            tiles = self.lead(tiles)
+            out, lse = self.nothing()
+            for block in self.blocks({}):
+                self.kernel(rows, tiles, (out, lse), block, merge=True)
+            return self.narrow(out), lse
+        walk = self.walk(self.lead(tiles))
+        out, lse = self.nothing()
+        for owner, tile in walk:
+            for block in self.blocks(owner):
+                self.kernel(rows, tile, (out, lse), block, merge=True)
+        return self.narrow(out), lse
+
+    def nothing(self) -> tuple[_Live, _Live]:
+        """What merges to nothing: zeros and -inf."""
         elements = self.plan.nbytes("out", self.mesh.names) // self.plan.itemsize("inputs")
         out = self.empty("out", elements * self.plan.itemsize("accumulator"))
         lse = self.empty("lse", self.plan.nbytes("lse", self.mesh.names))
         self.events.append(Fill((out.number, lse.number)))
-        if not self.plan.nest.walking:
-            for block in self.blocks({}):
-                self.kernel(rows, tiles, (out, lse), block, merge=True)
-        else:
-            for owner, tile in self.walk(tiles, self.plan.nest.walking):
-                for block in self.blocks(owner):
-                    self.kernel(rows, tile, (out, lse), block, merge=True)
-        return self.narrow(out), lse
+        return out, lse
+
+    def lead(self, tiles: Tiles) -> Tiles:
+        """The gathers outside every walk."""
+        for stage in self.plan.nest.leading:
+            tiles = self.gather(tiles, stage)
+        return tiles
 
     def blocks(self, owner: Owners) -> tuple[Block, ...]:
         """What the mask leaves of an owner's tile."""
         program = self.plan.program
         return visible(program.mask, self.plan.rows(self.place), self.plan.columns(owner))
 
-    def walk(self, tiles: Tiles, stages: tuple[Gather | Walk, ...]) -> Iterator:
-        """Yield (owner, tiles) for every tile of a nest whose first stage is a walk."""
-        levels = walk_levels(stages)
+    def walk(self, tiles: Tiles) -> Iterator[tuple[Owners, Tiles]]:
+        """Yield (owner, tiles) for every tile of the nest."""
+        levels = walk_levels(self.plan.nest.walking)
+        if len(levels) > 1:
+            return self.walk_tiles(tiles, levels)
+        dim, gathers = levels[0]
+        return self.gathered(self.ring(tiles, dim, None), gathers)
+
+    def gathered(self, walk: Iterator, gathers: tuple[Gather, ...]) -> Iterator:
+        """A walk with every tile gathered over some dimensions."""
+        for stage in gathers:
+            walk = self.gather_ahead(walk, stage)
+        return walk
+
+    def walk_tiles(self, tiles: Tiles, levels: Levels) -> Iterator[tuple[Owners, Tiles]]:
+        """Rings inside rings; their buffers are kept from tile to tile."""
         spares, longer = [], 1
         for dim, gathers in levels:
             spares.append(self.spare(dim, tiles, longer))
             for stage in gathers:
                 longer *= self.mesh.extent(stage.dim)
         held: list[Tiles | None] = [None] * len(levels)  # the loop variables of the nest
+        yield from self.level(levels, spares, held, tiles, {})
 
-        def level(index: int, tiles: Tiles, owner: Owners) -> Iterator:
-            dim, gathers = levels[index]
-            ring = self.ring(tiles, dim, spares[index])
-            for stage in gathers:
-                ring = self.gather_ahead(ring, stage)
-            for part, tile in ring:
-                held[index] = tile
-                if index + 1 == len(levels):
-                    yield {**owner, **part}, tile
-                else:
-                    yield from level(index + 1, tile, {**owner, **part})
-
-        yield from level(0, tiles, {})
+    def level(
+        self,
+        levels: Levels,
+        spares: list[list[Tiles]],
+        held: list[Tiles | None],
+        tiles: Tiles,
+        owner: Owners,
+    ) -> Iterator[tuple[Owners, Tiles]]:
+        """The loops of a nest from one level inwards; `owner` says where the outer ones are."""
+        index = len(owner)
+        dim, gathers = levels[index]
+        for part, tile in self.gathered(self.ring(tiles, dim, spares[index]), gathers):
+            held[index] = tile
+            if index + 1 == len(levels):
+                yield {**owner, **part}, tile
+            else:
+                yield from self.level(levels, spares, held, tile, {**owner, **part})
 
     def spare(self, dim: str, tiles: Tiles, longer: int) -> list[Tiles]:
         """Two sets of receive buffers for a ring, or the one that a ring of two needs."""
@@ -206,34 +245,46 @@ class _Player:
             for _ in range(count)
         ]
 
-    def ring(self, tiles: Tiles, dim: str, spare: list[Tiles]) -> Iterator:
+    def ring(self, tiles: Tiles, dim: str, spare: list[Tiles] | None) -> Iterator:
         """Yield (owner, tiles) for every rank, ours first; the next arrive while one is used."""
         size, me = self.mesh.extent(dim), self.place[dim]
+        spare = self.spare(dim, tiles, 1) if spare is None else spare
         for step in range(size - 1):
-            into = spare[step % 2]
-            op = self.next_op()
-            recvs = tuple(Message((me - 1) % size, x.number) for x in into)
-            sends = tuple(Message((me + 1) % size, x.number) for x in tiles)
-            self.events.append(Batch(op, dim, sends, recvs))
+            arriving = spare[step % 2]
+            works = self.shift(tiles, arriving, dim)
             yield {dim: (me - step) % size}, tiles
-            self.events.append(Wait(op))
-            tiles = into
+            self.wait(works)
+            tiles = arriving
         yield {dim: (me + 1) % size}, tiles
+
+    def shift(self, tiles: Tiles, into: Tiles, dim: str) -> _Works:
+        """Start sending tiles to the next rank of the ring and receiving the previous rank's."""
+        size, me = self.mesh.extent(dim), self.place[dim]
+        op = self.next_op()
+        recvs = tuple(Message((me - 1) % size, x.number) for x in into)
+        sends = tuple(Message((me + 1) % size, x.number) for x in tiles)
+        self.events.append(Batch(op, dim, sends, recvs))
+        return _Works((op,), (*into, *tiles))
+
+    def wait(self, works: _Works) -> None:
+        """Wait for transfers."""
+        self.events += [Wait(op) for op in works.ops]
 
     def gather(self, tiles: Tiles, stage: Gather) -> Tiles:
         """All tiles along a dimension, joined in global order."""
         parts = self.parts(tiles, stage)
-        return self.join(parts, self.start_gather(tiles, parts, stage), stage)
+        return self.finish_gather(parts, self.start_gather(tiles, parts, stage), stage)
 
     def gather_ahead(self, walk: Iterator, stage: Gather) -> Iterator:
         """Gather every tile of a walk; the next one's gather runs while one is used."""
         owner, tiles = next(walk)
         parts = self.parts(tiles, stage)
-        gathered = self.join(parts, self.start_gather(tiles, parts, stage), stage)
+        works = self.start_gather(tiles, parts, stage)
+        gathered = self.finish_gather(parts, works, stage)
         for following, tiles in walk:  # noqa: B020 - as in the module: the name is bound anew
-            ops = self.start_gather(tiles, parts, stage)
+            works = self.start_gather(tiles, parts, stage)
             yield owner, gathered
-            owner, gathered = following, self.join(parts, ops, stage)
+            owner, gathered = following, self.finish_gather(parts, works, stage)
         yield owner, gathered
 
     def parts(self, tiles: Tiles, stage: Gather) -> Tiles:
@@ -244,17 +295,17 @@ class _Player:
             for name, x in zip(names, tiles, strict=True)
         )
 
-    def start_gather(self, tiles: Tiles, parts: Tiles, stage: Gather) -> list[int]:
+    def start_gather(self, tiles: Tiles, parts: Tiles, stage: Gather) -> _Works:
         """Start one all-gather per tensor."""
         ops = []
         for x, into in zip(tiles, parts, strict=True):
             ops.append(self.next_op())
             self.events.append(Collective(ops[-1], stage.dim, "all-gather", x.number, into.number))
-        return ops
+        return _Works(tuple(ops), (*tiles, *parts))
 
-    def join(self, parts: Tiles, ops: list[int], stage: Gather) -> Tiles:
+    def finish_gather(self, parts: Tiles, works: _Works, stage: Gather) -> Tiles:
         """Wait for the parts, and copy them into global order."""
-        self.events += [Wait(op) for op in ops]
+        self.wait(works)
         joined = []
         for name, x in zip(self.plan.nest.tensors, parts, strict=True):
             joined.append(self.empty(f"{name} gathered over {stage.dim}", x.nbytes))
