@@ -28,6 +28,9 @@ ASIDE = {  # communicate beside `attention`: layout helpers and self-check
 _PREFIXES = ("torch.distributed", "torch.ops._c10d", "torch.ops.c10d")
 _TYPES = {"torch.distributed.DeviceMesh"}
 _TYPES |= {f"torch.distributed.tensor.{name}" for name in ("Placement", "Shard", "Replicate")}
+_QUERIES = {  # answer from what the process knows: nothing is communicated
+    f"torch.distributed.{name}" for name in ("get_process_group_ranks", "get_rank", "get_backend")
+}
 _OF_GROUPS = {
     "barrier",
     "broadcast",
@@ -204,6 +207,8 @@ def _sites(tree: ast.Module, module: Module) -> list[Site]:
 
     def visit(node: ast.AST, function: str) -> None:
         full = path(node)
+        if full in _QUERIES:
+            return
         if isinstance(node, ast.Attribute) and node.attr in _OF_GROUPS:
             full = full or f"torch.distributed.ProcessGroup.{node.attr}"
         if full.startswith(_PREFIXES) and full not in _TYPES:

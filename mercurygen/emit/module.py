@@ -8,6 +8,7 @@ from math import lcm, prod
 
 from mercurygen.emit import border, entry, header, nest, walk
 from mercurygen.emit.templates import render
+from mercurygen.errors import Refusal
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.schedule import Schedule
 
@@ -44,7 +45,13 @@ def emit(schedule: Schedule, plan: Plan, name: str) -> str:
         schedule: with every directive, as its file says.
         plan: lowered from it.
         name: of the files, without extension.
+
+    Raises:
+        UserError: `pin-not-supported`.
     """
+    refusal = refuse(plan)
+    if refusal is not None:
+        raise refusal.error()
     code = "\n\n\n".join([_constants(plan), entry.function(plan), *_sections(plan)])
     doc = f'"""{header.docstring(schedule, plan)}"""'
     text = "\n\n".join([doc, _imports(code), code]) + "\n"
@@ -57,6 +64,23 @@ def emit(schedule: Schedule, plan: Plan, name: str) -> str:
             body,
         ]
     )
+
+
+def refuse(plan: Plan) -> Refusal | None:
+    """Refuse what a module's helpers and checks cannot say: tensors held other than by tokens."""
+    program = plan.program
+    for tensor in program.tensors:
+        for dim, axis in zip(program.mesh.names, tensor.pin, strict=True):
+            if axis != program.sequence(tensor):
+                held = f"{tensor.name} is pinned {axis or 'replicated'} over {dim}"
+                names = ", ".join(t.name for t in program.tensors)
+                dims = ", ".join(program.mesh.names)
+                explain = (
+                    f"{held}: a module's tensors are slices of the sequence over all dimensions",
+                    f"write `pin {names}: S over {dims}`, or leave the pins out",
+                )
+                return Refusal("pin-not-supported", lambda explain=explain: explain)
+    return None
 
 
 def digest(body: str) -> str:

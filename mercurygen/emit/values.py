@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from mercurygen.emit.python_expressions import Complaint, External, Host
 from mercurygen.ir.mesh import Mesh
 
+CONTIGUOUS = External("torch.contiguous_format")
+
 
 class Dtype(NamedTuple):
     """A dtype, as far as it matters here."""
@@ -59,7 +61,7 @@ class Tensor(Host):
     """
 
     visible = frozenset(
-        "shape dtype ndim size numel contiguous to transpose permute movedim unsqueeze squeeze "
+        "shape dtype ndim size numel contiguous clone to transpose permute movedim unsqueeze squeeze "
         "unflatten flatten chunk unbind new_empty new_zeros new_full __getitem__".split()
     )
 
@@ -123,6 +125,12 @@ class Tensor(Host):
         if not self.is_dense:
             return copy([self], self.shape, self.dtype)
         return Tensor(self.storage, self.shape, self.dtype, self.strides, True, self.cuts)
+
+    def clone(self, *, memory_format: object) -> Tensor:
+        """A dense copy, whatever it is."""
+        if memory_format is not CONTIGUOUS:
+            raise Complaint("not understood: a copy that may keep strides")
+        return copy([self], self.shape, self.dtype)
 
     def to(self, dtype: Dtype) -> Tensor:
         """Itself if it has the dtype already, else a copy."""
@@ -289,6 +297,7 @@ EXTERNALS: dict[str, Any] = {
     "torch.cat": cat,
     "torch.stack": stack,
     "torch.empty_like": lambda x: Tensor.new(x.shape, x.dtype, "empty"),
+    "torch.contiguous_format": CONTIGUOUS,
     "torch.promote_types": max,
     "torch.float32": Dtype(4),
     "torch.inf": float("inf"),

@@ -42,8 +42,10 @@ def times(count: int, noun: str) -> str:
 
 def variable(dim: str, suffix: str = "group") -> str:
     """A dimension's name as a variable: itself, unless emitted functions use the name already."""
-    taken = dim in _RESERVED or dim in dir(builtins) or len(dim.rstrip("0123456789")) == 1
-    return f"{dim}_{suffix}" if taken or dim.startswith(("of_", "at_", "i_")) else dim
+    plain = dim == dim.lower() and len(dim.rstrip("0123456789")) > 1
+    taken = dim in _RESERVED or dim in dir(builtins)
+    ours = dim.startswith(("of_", "at_", "i_")) or dim.endswith(("_group", "_places"))
+    return dim if plain and not taken and not ours else f"{dim}_{suffix}"
 
 
 def letters(dims: tuple[Dim, ...]) -> dict[str, str]:
@@ -62,6 +64,7 @@ def letters(dims: tuple[Dim, ...]) -> dict[str, str]:
 
 _RESERVED = frozenset(
     "torch dist inspect sys bisect_left groupby crc32 attention mesh scale seq return_lse out lse "
-    "name tiles tile me owner rows cols causal mine size dtype ranks rank group make_mesh shard "
+    "name tiles tile slot keys values me owner rows cols causal mine size dtype ranks rank group "
+    "self make_mesh shard "
     "unshard positions pad_sequence shard_sequence unshard_sequence check_inputs".split()
 )

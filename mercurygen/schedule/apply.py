@@ -10,7 +10,7 @@ from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem
 from mercurygen.ir.program import Axis, Program, Tensor
 from mercurygen.schedule.complete import Fault, complete
-from mercurygen.schedule.directives import Directive
+from mercurygen.schedule.directives import Directive, Pin
 from mercurygen.schedule.rules import RULES
 from mercurygen.schedule.schedule import Schedule
 
@@ -54,6 +54,7 @@ def steps(
     except UserError as error:
         raise error.at(None) from None
     yield None, program
+    _refuse_contradicting_pins(schedule, spans)
     for index, directive in enumerate(schedule.directives):
         rule = RULES[type(directive)]
         refusal = rule.refuse(program, directive)
@@ -65,6 +66,21 @@ def steps(
     if fault is not None:
         raise fault.refusal.error(_place(schedule, spans, fault))
     yield None, settled
+
+
+def _refuse_contradicting_pins(schedule: Schedule, spans: tuple[Span, ...]) -> None:
+    """`replicated` says that nothing splits a tensor: no other pin may name it."""
+    pins = [(i, d) for i, d in enumerate(schedule.directives) if isinstance(d, Pin)]
+    for index, pin in pins:
+        for other, second in pins:
+            both = [name for name in pin.tensors if name in second.tensors]
+            if pin.axis is None and other != index and both:
+                raise UserError(
+                    "pinned-twice",
+                    f"{both[0]} is pinned by two lines, one of which says replicated",
+                    span=spans[max(index, other)] if spans else None,
+                    help="keep one of the two lines",
+                )
 
 
 def apply(operator: Operator, schedule: Schedule, spans: tuple[Span, ...] = ()) -> Program:

@@ -23,17 +23,30 @@ class Fault:
 
 def complete(program: Program) -> SETTLED:
     """The program with its order and border settled, or why it is not legal."""
+    program = _with_default_pins(program)
     fault = _fault_of_stories(program)
     if fault:
         return None, fault
     split = sequence_dims(program)
     if program.order is None:
-        program = replace(program, order=Order("contiguous", split))
+        kind = "zigzag" if program.mask == "causal" and split else "contiguous"
+        program = replace(program, order=Order(kind, split))
     program = replace(program, kernel=program.kernel or "aten")
     fault = _fault_of_order(program, split) or _fault_of_sizes(program)
     if fault:
         return None, fault
     return _settle_border(program)
+
+
+def _with_default_pins(program: Program) -> Program:
+    """Where no line pins anything, callers hold slices of the sequence over all dimensions."""
+    if any(any(tensor.pin) for tensor in program.tensors):
+        return program
+
+    def pinned(tensor: Tensor) -> Tensor:
+        return replace(tensor, pin=(program.sequence(tensor),) * len(program.mesh.dims))
+
+    return replace(program, tensors=tuple(map(pinned, program.tensors)))
 
 
 def sequence_dims(program: Program) -> tuple[str, ...]:

@@ -101,6 +101,8 @@ def _parse_shift(line: Line) -> Shift:
     along = [_parse_along(line)]
     while line.take(","):
         along.append(_parse_along(line))
+        if along[-1].dim in {one.dim for one in along[:-1]}:
+            raise line.error("named-twice", f"mesh dimension {along[-1].dim!r} is named twice")
     return Shift(tensors, axis, tuple(along))
 
 

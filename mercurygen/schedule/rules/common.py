@@ -46,6 +46,11 @@ def unknown_axis(program: Program, axis: str) -> Refusal | None:
     )
 
 
+def in_order(program: Program, tensors: tuple[str, ...]) -> tuple[str, ...]:
+    """Tensors in the order of the operator's signature: they are sent in it."""
+    return tuple(tensor.name for tensor in program.tensors if tensor.name in tensors)
+
+
 def not_one_story(program: Program, tensors: tuple[str, ...], word: str) -> Refusal | None:
     """Tensors that belong together, of which only some are named."""
     for group in program.together:

@@ -17,20 +17,10 @@ from mercurygen.schedule.rules.common import unknown_dim, unknown_tensor
 def refuse(program: Program, d: Pin) -> Refusal | None:
     """Unknown names, an axis that a tensor does not carry, a dimension pinned twice."""
     found = unknown_tensor(program, d.tensors) or unknown_dim(program, d.dims)
-    if found:
+    if found or d.axis is None:
         return found
     for name in d.tensors:
         tensor = program.tensor(name)
-        if d.axis is None:
-            if any(tensor.pin):
-                return Refusal(
-                    "pinned-twice",
-                    lambda name=name: (
-                        f"{name} is pinned split, and replicated",
-                        "keep one of the two lines",
-                    ),
-                )
-            continue
         axis = program.named_axis(tensor, d.axis)
         if axis is None:
             carried = ", ".join(axis for dim in tensor.dims for axis in dim)

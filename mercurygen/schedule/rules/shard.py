@@ -13,7 +13,7 @@ from dataclasses import replace
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program, Stage
 from mercurygen.schedule.directives import Shard
-from mercurygen.schedule.rules.common import not_brought
+from mercurygen.schedule.rules.common import in_order, not_brought
 
 
 def refuse(program: Program, d: Shard) -> Refusal | None:
@@ -23,5 +23,5 @@ def refuse(program: Program, d: Shard) -> Refusal | None:
 
 def rewrite(program: Program, d: Shard) -> Program:
     """The program with one more gather per dimension, inside the stages before it."""
-    stages = (Stage(d.tensors, "gather", d.axis, dim) for dim in d.dims)
+    stages = (Stage(in_order(program, d.tensors), "gather", d.axis, dim) for dim in d.dims)
     return replace(program, stages=(*program.stages, *stages))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program, Stage
 from mercurygen.schedule.directives import Shift
-from mercurygen.schedule.rules.common import not_brought
+from mercurygen.schedule.rules.common import in_order, not_brought
 
 
 def refuse(program: Program, d: Shift) -> Refusal | None:
@@ -32,5 +32,5 @@ def refuse(program: Program, d: Shift) -> Refusal | None:
 
 def rewrite(program: Program, d: Shift) -> Program:
     """The program with one more walk per dimension, inside the stages before it."""
-    stages = (Stage(d.tensors, "walk", d.axis, dim) for dim in d.dims)
+    stages = (Stage(in_order(program, d.tensors), "walk", d.axis, dim) for dim in d.dims)
     return replace(program, stages=(*program.stages, *stages))
