@@ -42,6 +42,16 @@ CASES = {
     "operator": (("emit", "atention", "--topo", "a100x8"), "unknown-operator", "`attention`"),
     "no operator": (("emit", "--topo", "a100x8"), "usage", "attention"),
     "operator file": (("emit", "no.py::f", "--topo", "a100x8"), "no-such-file", "no.py"),
+    "operator is code": (
+        ("emit", 'a"""; X = open("PWNED","w"); """.py::attention', "--topo", "a100x8"),
+        "not-a-name",
+        "letters, digits and . _ - /",
+    ),
+    "operator of other letters": (
+        ("search", "é.py::f", "--topo", "a100x8"),
+        "not-a-name",
+        "rename",
+    ),
     "design": (emit("--schedule", "double-rign"), "unknown-design", "`double-ring`"),
     "option": (emit("--sequence", "1"), "usage", "`--seq`"),
     "command": (("emti",), "usage", "`emit`"),
@@ -76,6 +86,11 @@ CASES = {
     "name is code": (emit("--name", "x\n#"), "not-a-name", "--name x"),
     "name is a keyword": (emit("--name", "class"), "not-a-name", "attention_class"),
     "name hides torch": (emit("--name", "torch"), "not-a-name", "hides"),
+    "name hides us": (emit("--name", "mercurygen"), "not-a-name", "hides"),
+    "name that Python runs": (emit("--name", "sitecustomize"), "not-a-name", "_sitecustomize"),
+    "name that pytest runs": (emit("--name", "conftest"), "not-a-name", "attention_conftest"),
+    "name that pip runs": (emit("--name", "setup"), "not-a-name", "attention_setup"),
+    "name of Python's": (emit("--name", "__main__"), "not-a-name", "--name main"),
     "folder": (emit("-o", "/proc/none"), "cannot-write", "/proc/none"),
     "folder in a file": (emit("-o", "/etc/passwd/x"), "cannot-write", "Not a directory"),
     "control characters": (emit("--schedule", "\x1b[31m"), "unknown-design", "\\x1b"),
@@ -85,6 +100,7 @@ CASES = {
     "file is a folder": (("emit", "--schedule", "./"), "not-a-file", "regular"),
     "search": (("search", "attention", "--topo", "a100x61", "--json"), "unknown-topology", "x16"),
     "check": (("check", "none"), "no-such-folder", "none"),
+    "check what is too long": (("check", "a" * 5000), "cannot-read", "File name too long"),
     "show": (("show", "/dev/zero"), "not-a-file", "/dev/zero"),
     "verify": (("verify", "/etc/hostname.sched"), "no-such-file", "hostname"),
     "topo": (("topo", "show", "h100"), "unknown-topology", "`h100x"),
@@ -119,6 +135,16 @@ LINES = {
         "gpu=8 NVLink 300GB/s\ngroup node=2 gpu=2",
         "gpu=8000 NVLink 300GB/s\ngroup node=2 gpu=8000",
         "too-many-ranks",
+    ),
+    "twice as many": (
+        "gpu=8 NVLink 300GB/s\ngroup node=2 gpu=2",
+        "gpu=128 NVLink 300GB/s\ngroup node=2 gpu=128",
+        "too-many-ranks",
+    ),
+    "many levels": (
+        "gpu=8 NVLink 300GB/s",
+        "gpu=8 NVLink 300GB/s" + "".join(f" x{i}=1 wire 1GB/s" for i in range(5)),
+        "topology-levels",
     ),
     "twice": ("patch", "parallelize S_q over gpu\npatch", ""),
     "trailing": ("patch body with aten", "patch body with aten; import os", "syntax"),
@@ -164,6 +190,39 @@ def test_enormous_file() -> None:
     Path("name.sched").write_text(UNIFIED.replace("gpu=2\n", "g" * 200_000 + "=2\n"))
     ran = run("emit", "--schedule", "name.sched")
     assert ran.code == 2 and len(ran.err) < 2000
+
+
+def test_operator_file_with_code_in_its_name() -> None:
+    """The file is there; it is refused all the same, and nothing of its name is run."""
+    path = Path('a"; X = open("PWNED"); ".py')
+    path.write_text((Path(mercurygen.__file__).parent / "operators" / "attention.py").read_text())
+    run("emit", f"{path}::attention", "--topo", "a100x8").refused("not-a-name")
+    path.unlink()
+
+
+def test_verify_checks_the_name() -> None:
+    """A schedule's file name stands in the module that is run."""
+    Path("x\nimport os\n#.sched").write_text(UNIFIED)
+    run("verify", "--no-run", "x\nimport os\n#.sched").refused("not-a-name", "x_import_os.sched")
+
+
+def test_emitted_text_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no Python is mercurygen's mistake, and is not written."""
+    from mercurygen.emit import module
+
+    good = module.emit
+    monkeypatch.setattr(module, "emit", lambda *args: good(*args) + "return\n")
+    Path("mine.sched").write_text(UNIFIED)
+    ran = run("emit", "--schedule", "mine.sched")
+    assert ran.code == 1 and "error[internal]" in ran.err and "is not Python" in ran.err
+
+
+def test_other_line_ends_and_marks() -> None:
+    """Windows' line ends are accepted; a byte order mark is named."""
+    Path("mine.sched").write_bytes(UNIFIED.replace("\n", "\r\n").encode())
+    run("show", "mine.sched").done()
+    Path("mine.sched").write_bytes(b"\xef\xbb\xbf" + UNIFIED.encode())
+    run("show", "mine.sched").refused("not-text", "byte order mark", "without BOM")
 
 
 def test_bytes_that_are_no_text() -> None:

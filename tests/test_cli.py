@@ -171,6 +171,16 @@ def test_search_table() -> None:
         assert f"  {design} " in out, design
 
 
+def test_json_is_strict(tmp_path: Path) -> None:
+    """Of the slowest machine that is legal, no time is infinite."""
+    text = (ROOT / "tests" / "data" / "two_boxes.toml").read_text()
+    for old, new in (("value = 0.9,", "value = 0.01,"), ("value = 0.5,", "value = 0.001,")):
+        text = text.replace(old, new)
+    (tmp_path / "slow.toml").write_text(text)
+    out = run("search", "attention", "--topo", tmp_path / "slow.toml", "--json").done()
+    assert not {"Infinity", "NaN"} & set(out.replace(",", " ").split())
+
+
 def test_search_json() -> None:
     """The keys that programs read."""
     data = json.loads(run("search", *SMALL, "--json").done())

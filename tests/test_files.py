@@ -83,9 +83,26 @@ def test_person_keeps_schedule(tmp_path: Path) -> None:
 
 def test_other_comments_are_no_edit(tmp_path: Path) -> None:
     """The command that searched is a comment, and may change."""
-    write_pair(tmp_path, {**PAIR, "x.sched": "# searched\n" + PAIR["x.sched"]})
+    write_pair(
+        tmp_path,
+        {**PAIR, "x.sched": "# mercurygen emit attention\n# why: it is\n" + PAIR["x.sched"]},
+    )
     write_pair(tmp_path, NEXT)
     assert (tmp_path / "x.sched").read_text() == NEXT["x.sched"]
+
+
+def test_comments_are_not_lost(tmp_path: Path) -> None:
+    """A person's comments are theirs: of the whole line, or behind a directive."""
+    for old in ("# mine\noperator attention\n", "operator attention  # mine\n"):
+        write_pair(tmp_path, PAIR, force=True)
+        schedule = tmp_path / "x.sched"
+        schedule.write_text(old)
+        for source in (None, schedule):
+            error = refused("edited-by-hand", tmp_path, PAIR, source=source)
+            assert error.note == "the first: # mine" and schedule.read_text() == old
+        write_pair(tmp_path, {**PAIR, "x.sched": "# mine\n" + PAIR["x.sched"]})
+        write_pair(tmp_path, PAIR, force=True)
+        assert schedule.read_text() == PAIR["x.sched"]
 
 
 def test_folders_are_not_left_behind(tmp_path: Path) -> None:

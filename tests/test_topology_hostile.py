@@ -140,6 +140,8 @@ HOSTILE = [
     ("topology-port", "port_gpus", "port_gpus = { value = 4", "port_gpus = { value = 3"),
     ("topology-port", "port_gpus", "port_gpus = { value = 1,", "port_gpus = { value = 2,"),
     ("topology-port", "port_bandwidth", "value = 32000", "value = 31000"),
+    ("topology-range", "efficiency", "value = 0.9,", "value = 0.009,"),
+    ("topology-range", "attention_efficiency", "value = 0.5,", "value = 9e-4,"),
     ("topology-choice", "fabric", '"switch"', '"swich"'),
     ("topology-choice", "duplex", '"full"', '"both"'),
     ("topology-duplicate", "name", 'name = "gpu"', 'name = "box"'),

@@ -81,6 +81,16 @@ def test_verify_without_torch(emitted: Path, tmp_path: Path) -> None:
         assert ("error[no-torch]" in done.stderr) == (code == 1)
 
 
+def test_verify_without_numpy(emitted: Path, tmp_path: Path) -> None:
+    """torch warns that it is not there; nobody needs to know."""
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('no numpy here')\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    file = str(emitted / "generated" / f"{NAME}.py")
+    command = [sys.executable, "-m", "mercurygen", "verify", file]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "", done
+
+
 # --- check ------------------------------------------------------------------------------------
 
 
@@ -136,6 +146,14 @@ def test_check_schedules(pair: Path) -> None:
     found(pair, "error[unknown-directive]", "did you mean `shift`?")
     schedule.write_text(text.replace("seq=1024", "seq=2048"))
     found(pair, "out of date: its schedule or the generator changed")
+    schedule.write_text(text.replace("tp 1", "tp  1"))
+    module = pair.read_text()
+    pair.write_text(module + "# mine\n")
+    found(pair, "2 of the files of 1 schedules need attention")
+    (pair.parent / f"{NAME}2.sched").write_text("?")
+    found(pair, "3 of the files of 2 schedules need attention")
+    (pair.parent / f"{NAME}2.sched").unlink()
+    pair.write_text(module)
     schedule.unlink()
     found(pair, "orphaned")
     (pair.parent / "other.py").write_text("mine\n")

@@ -77,6 +77,7 @@ def build(schedule: Schedule, name: str, *, spans: tuple[Span, ...] = ()) -> Bui
     proved = prove_schedule(schedule, spans)
     check_formatter()
     module = emit(proved.schedule, proved.plan, name)
+    _check_syntax(module, name)
     summary = check_call_sites(module, proved.plan)
     return Built(name, proved, summary, show(proved.schedule), module)
 
@@ -115,6 +116,14 @@ def plan_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Schedule,
     if isinstance(plan, Refusal):
         raise plan.error()
     return settled, program, plan
+
+
+def _check_syntax(module: str, name: str) -> None:
+    """Compile an emitted text, which runs nothing, before anything of it is written."""
+    try:
+        compile(module, f"{name}.py", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise InternalError(f"the emitted module is not Python: {error}") from error
 
 
 def check_call_sites(text: str, plan: Plan):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from mercurygen.errors import UserError
+from mercurygen.errors import UserError, shorten
 
 FOLDER = "generated"
 _SHOWN = 40  # lines of a diff
@@ -43,10 +43,14 @@ def check(folder: str, with_diff: bool) -> None:
     from mercurygen.cli.formatter import check_formatter
 
     place = Path(folder)
-    if not place.is_dir():
-        raise UserError("no-such-folder", f"no folder {shown(place)}", help="check [DIR]")
-    check_formatter()
-    schedules = sorted(path for path in place.iterdir() if path.suffix == ".sched")
+    try:
+        if not place.is_dir():
+            raise UserError("no-such-folder", f"no folder {shown(place)}", help="check [DIR]")
+        check_formatter()
+        schedules = sorted(path for path in place.iterdir() if path.suffix == ".sched")
+    except OSError as error:  # too long a name, no permission
+        message = f"cannot read {shorten(shown(place), 200)}: {error.strerror}"
+        raise UserError("cannot-read", message) from None
     findings = [finding for path in schedules for finding in _schedule(path)]
     findings += _orphans(place, {path.stem for path in schedules})
     for finding in findings:
@@ -55,7 +59,8 @@ def check(folder: str, with_diff: bool) -> None:
             click.echo("\n".join(f"  {line}" for line in finding.diff))
     count = len(schedules)
     if findings:
-        click.echo(f"{len(findings)} of the files of {count} schedules need attention")
+        wrong = len({finding.file for finding in findings})
+        click.echo(f"{wrong} of the files of {count} schedules need attention")
         click.get_current_context().exit(1)
     click.echo(f"{count} schedules and their modules are as this version emits them")
 
@@ -68,7 +73,7 @@ def _schedule(path: Path) -> list[Finding]:
     from mercurygen.cli.read import load
 
     try:
-        names.check_name(path.stem)
+        names.check_name(path.stem, "call it {}.sched")
         loaded = load(path)
         built = build(loaded.schedule, path.stem, spans=loaded.spans)
         there = _texts(path)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from mercurygen.cli.docstring import schedule_lines
+from mercurygen.emit.header import WHY
 from mercurygen.emit.module import FIRST_LINE, digest, split_digest
-from mercurygen.errors import UserError, printable
+from mercurygen.errors import UserError, printable, shorten
 
 LARGEST_SCHEDULE = 256 * 1024  # bytes; as schedule.text, which counts characters
 LARGEST_MODULE = 1024 * 1024
@@ -167,9 +168,18 @@ def _protect(folder: Path, changed: dict[str, str], source: Path | None) -> None
             f"{shown(module)} {was}: it is not overwritten",
             help="move it away, choose another --name, or give --force",
         )
-    if schedule.name not in changed or (source is not None and _same(schedule, source)):
+    if schedule.name not in changed:
         return
     text = _old_text(schedule)
+    if text is not None and (lost := _comments(text) - _comments(changed[schedule.name])):
+        raise UserError(
+            "edited-by-hand",
+            f"{shown(schedule)} has comments that would be lost: it is not overwritten",
+            note=f"the first: {shorten('# ' + min(lost, key=text.index), 80)}",
+            help="choose another --name, or give --force",
+        )
+    if source is not None and _same(schedule, source):
+        return
     if text is not None and (found != "ours" or not _made_from(old or "", text)):
         raise UserError(
             "edited-by-hand",
@@ -183,6 +193,13 @@ def _same(a: Path, b: Path) -> bool:
     with suppress(OSError):
         return os.path.samefile(a, b)
     return False
+
+
+def _comments(schedule: str) -> set[str]:
+    """What a person wrote behind `#`; the command line and the reason are mercurygen's own."""
+    bodies = (line.partition("#")[2].strip() for line in schedule.splitlines())
+    ours = ("mercurygen ", WHY)
+    return {body for body in bodies if body and not body.startswith(ours)}
 
 
 def _made_from(module: str, schedule: str) -> bool:

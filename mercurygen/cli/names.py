@@ -14,26 +14,42 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _DEFAULT = Problem()
 _LETTERS = {"batch": "b", "seq": "s", "heads": "h", "kv_heads": "kv", "head_dim": "d"}
 # An emitted module imports these: a file of that name would be imported in their place.
-_TAKEN = frozenset(sys.stdlib_module_names) | {"torch", "triton", "numpy"}
+# The others are run by Python, pytest or pip where they lie.
+_TAKEN = frozenset(sys.stdlib_module_names) | {"torch", "triton", "numpy", "mercurygen"}
+_RUN = {"sitecustomize", "usercustomize", "conftest", "setup"}
 
 
-def check_name(name: str) -> str:
+def check_name(name: str, mend: str = "--name {}") -> str:
     """The name of a module.
+
+    Args:
+        name: to be checked.
+        mend: what to do, with a place for the nearest name that is one.
 
     Raises:
         UserError: `not-a-name`, with the nearest that is one.
     """
-    if _NAME.fullmatch(name) and not keyword.iskeyword(name) and name not in _TAKEN:
+    if not (why := _wrong(name)):
         return name
     near = re.sub(r"[^A-Za-z0-9_]+", "_", name.removesuffix(".py"))[:90].strip("_") or "attention"
-    if keyword.iskeyword(near) or near in _TAKEN or not _NAME.fullmatch(near):
+    if _wrong(near):
         near = f"attention_{near}"
-    why = "hides another module" if name in _TAKEN else "is not a Python identifier"
     raise UserError(
         "not-a-name",
         f"{shorten(printable(name))!r} {why}: NAME.py is to be imported",
-        help=f"--name {near}",
+        help=mend.format(near),
     )
+
+
+def _wrong(name: str) -> str:
+    """Why a module cannot be called so, or nothing."""
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        return "is not a Python identifier"
+    if name in _TAKEN:
+        return "hides another module"
+    if name in _RUN or (name.startswith("__") and name.endswith("__")):
+        return "has a meaning of its own to Python and its tools"
+    return ""
 
 
 def default_name(request: Request) -> str:

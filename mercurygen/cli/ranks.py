@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,7 +44,9 @@ def need_torch() -> None:
         UserError: `no-torch` (exit code 1).
     """
     try:
-        import torch.distributed  # noqa: F401
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
+            import torch.distributed  # noqa: F401
     except ImportError as error:
         raise UserError(
             "no-torch",

@@ -51,7 +51,13 @@ def load(path: Path) -> Loaded:
     """
     if path.suffix == ".py":
         return _load_module(path)
-    text = read_text(path, LARGEST_SCHEDULE)
+    text = read_text(path, LARGEST_SCHEDULE).replace("\r\n", "\n")
+    if text.startswith("\ufeff"):
+        raise UserError(
+            "not-text",
+            f"{shown(path)} begins with a byte order mark",
+            help="save it as UTF-8 without BOM (signature)",
+        )
     source = parse(text, shown(path))
     schedule = replace(source.schedule, comments=_comments(text))
     return Loaded(path, path.stem, schedule, source.spans)

@@ -9,12 +9,13 @@ from mercurygen import operators
 from mercurygen.cost import topology as topologies
 from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
-from mercurygen.errors import UserError, closest
+from mercurygen.errors import UserError, closest, printable, shorten
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem
+from mercurygen.schedule.text import OPERATOR
 
 LARGEST_HEADS = 65536  # beyond any model; a help text lists divisors
-MOST_RANKS = 256  # the proof plays every rank: it takes 13 s for a ring of so many
+MOST_RANKS = 128  # the proof plays every rank; 256 in a ring take over 40 s to emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def make(operator: str, topo: str | None, options: dict) -> Request:
             "which machine? give --topo",
             help="shipped: " + ", ".join(topologies.shipped()) + "; or a file that ends in .toml",
         )
+    _check_reference(operator)
     supported(operators.load(operator), operator)
     topology = topologies.load(topo)
     given = {key: value for key, value in options.items() if value is not None}
@@ -84,6 +86,21 @@ def make(operator: str, topo: str | None, options: dict) -> Request:
 
 
 _PROBLEM = ("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask")
+
+
+def _check_reference(reference: str) -> None:
+    """Refuse an operator's name or path that a schedule cannot hold: it reaches emitted text.
+
+    Raises:
+        UserError: `not-a-name`.
+    """
+    if not OPERATOR.fullmatch(reference):
+        raise UserError(
+            "not-a-name",
+            f"operator {shorten(printable(reference))!r} is not a name or path.py::function",
+            help="a path has letters, digits and . _ - / only: rename the file, or emit from its "
+            "folder",
+        )
 
 
 def supported(operator: Operator, reference: str) -> None:
@@ -118,7 +135,7 @@ def check_sizes(problem: Problem, group: tuple[int, ...]) -> None:
         raise UserError(
             "too-many-ranks",
             f"{prod(group)} ranks: this version proves schedules of up to {MOST_RANKS}",
-            help="--group places the operator on a part of the machine",
+            help="place the operator on a part of the machine: --group, or the line `group`",
         )
 
 

@@ -29,7 +29,8 @@ def search(op: str, topo: str | None, design: str | None, as_json: bool, **optio
     with Progress() as progress:
         result = request.run(wanted, progress)
     if as_json:
-        click.echo(json.dumps({"operator": op, **result.to_dict()}, indent=2))
+        found = {"operator": op, **result.to_dict()}
+        click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
         click.echo("\n".join(_lines(result)))
 

@@ -48,12 +48,13 @@ def verify(files: tuple[str, ...], run: bool, timeout: float | None) -> None:
 
 
 def _verify(path: Path, run: bool, timeout: float | None) -> None:
-    from mercurygen.cli import words
+    from mercurygen.cli import names, words
     from mercurygen.cli.build import build, check_call_sites
     from mercurygen.cli.read import load
 
     loaded = load(path)
-    built = build(loaded.schedule, loaded.name, spans=loaded.spans)
+    name = names.check_name(loaded.name, "call it {}" + path.suffix)
+    built = build(loaded.schedule, name, spans=loaded.spans)
     report = built.proved.report
     _say("plan", "proved: " + words.proof(report))
     _say("bytes", _bytes(built))

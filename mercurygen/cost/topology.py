@@ -30,7 +30,8 @@ _PLAIN = {"1": (1, 1)}
 _bandwidth = Quantity(_RATE, 1e3, 1e15, "above 0, from 1e3 to 1e15 bytes/s")
 _flops = Quantity(_FLOPS, 1e6, 1e18, "above 0, from 1e6 to 1e18 FLOP/s")
 _latency = Quantity(_TIME, 0.0, 1.0, "above 0 and at most 1 s")
-_fraction = Quantity(_PLAIN, 0.0, 1.0, "above 0 and at most 1")
+_fraction = Quantity(_PLAIN, 0.01, 1.0, "from 0.01 to 1")
+_attention_fraction = Quantity(_PLAIN, 0.001, 1.0, "from 0.001 to 1")
 _count = Quantity(_PLAIN, 1, 65536, "a whole number from 1 to 65536", whole=True)
 
 GPU_NUMBERS = {
@@ -41,7 +42,7 @@ GPU_NUMBERS = {
     "matmul_flops_64": _flops,
     "sms": _count,
     "launch_latency": _latency,
-    "attention_efficiency": _fraction,
+    "attention_efficiency": _attention_fraction,
 }
 LEVEL_NUMBERS = {
     "size": _count,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count as numbers
 
 from mercurygen.errors import UserError
 from mercurygen.ir.mesh import Dim, Link, Mesh, check_name
@@ -62,9 +63,17 @@ def _mesh(pieces: list[Piece], levels: tuple[Link, ...], active: tuple[int, ...]
             name = "all"
         else:
             name = "_".join(names) + (str(part) if part >= 0 else "")
-        taken = {dim.name for dim in dims} | {x.level for x in levels if x.level not in names}
-        dims.append(Dim(name if _fits(name) and name not in taken else f"dim{place}", size))
+        used = {dim.name for dim in dims}
+        taken = used | {x.level for x in levels if x.level not in names}
+        if not _fits(name) or name in taken:
+            name = _other(place, used | {x.level for x in levels})
+        dims.append(Dim(name, size))
     return Mesh(tuple(dims))
+
+
+def _other(place: int, taken: set[str]) -> str:
+    """A name by the dimension's place, or the first after it that is free."""
+    return next(name for i in numbers(place) if (name := f"dim{i}") not in taken)
 
 
 def _fits(name: str) -> bool:

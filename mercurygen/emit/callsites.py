@@ -14,11 +14,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mercurygen.emit.playback import Playback
+from mercurygen.emit.python_bounds import LARGEST_NUMBER, MOST_STEPS, STEPS_AN_EVENT
 from mercurygen.emit.python_subset import Interpreter, Module, TextMismatch
+from mercurygen.errors import shorten
 from mercurygen.ir.mesh import Mesh
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
 
+MOST_DEPTH = 80  # of the syntax tree; that of an emitted module has 17
 MOST_RANKS = 64  # of larger meshes only a sample is interpreted
 NOT_INTERPRETED = ("_check", "_block_forward", "_merge")
 ASIDE = {  # communicate beside `attention`: layout helpers and self-check
@@ -41,6 +44,7 @@ _OF_GROUPS = {
     "alltoall",
     "reduce",
 }
+_MAIN = ast.dump(ast.parse('if __name__ == "__main__":\n    _self_check()').body[0])
 _FORBIDDEN = {"exec", "eval", "compile", "globals", "locals", "vars", "setattr", "__import__"}
 
 
@@ -80,27 +84,19 @@ def check_text(text: str, plan: Plan, ranks: Iterable[int] | None = None) -> Sum
     Raises:
         TextMismatch: the text communicates otherwise, or with means that are not understood.
     """
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise TextMismatch(error.lineno or 1, "the module", str(error)) from error
-    module, mesh = _module(tree), plan.program.mesh
-    known = module.constants.get("MESH", {}), module.constants.get("WORLD_SIZE", 1)
-    want = {dim.name: dim.size for dim in mesh.dims}
-    if (
-        [*known[0].items()] != [*want.items()]
-        or known[1] != mesh.size
-        or "attention" not in module.functions
-    ):
-        raise TextMismatch(1, "the module", f"MESH is {known[0]}, the plan's is {want}")
+    tree, mesh = _parsed(text), plan.program.mesh
+    module = _module(tree)
+    _check_mesh(module, mesh)
     sites = _sites(tree, module)
     chosen = tuple(sample(mesh) if ranks is None else ranks)
     seen: set[int] = set()
     events = 0
     for rank in chosen:
         for with_lse in (False, True):
-            playback = Playback(plan, trace(plan, rank, with_lse=with_lse))
-            run = Interpreter(module, playback.externals(), playback.hooks())
+            planned = trace(plan, rank, with_lse=with_lse)
+            playback = Playback(plan, planned)
+            budget = MOST_STEPS + STEPS_AN_EVENT * len(planned.events)
+            run = Interpreter(module, playback.externals(), playback.hooks(), budget)
             _interpret(run, playback, with_lse)
             seen |= run.seen
             events += playback.compared
@@ -112,6 +108,38 @@ def check_text(text: str, plan: Plan, ranks: Iterable[int] | None = None) -> Sum
     for site in sites:
         named.setdefault(site.function, []).append(site.name)
     return Summary(chosen, mesh.size, events, {name: tuple(each) for name, each in named.items()})
+
+
+def _parsed(text: str) -> ast.Module:
+    """The syntax tree, not too deep to be looked at."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise TextMismatch(line, "the module", str(error)) from error
+    except (RecursionError, MemoryError) as error:
+        raise TextMismatch(1, "the module", "not understood: nested too deeply") from error
+    layer: list[ast.AST] = [tree]
+    for _ in range(MOST_DEPTH):
+        layer = [inner for node in layer for inner in ast.iter_child_nodes(node)]
+    if layer:
+        line = next((node.lineno for node in layer if hasattr(node, "lineno")), 1)
+        raise TextMismatch(line, "the module", "not understood: nested too deeply")
+    return tree
+
+
+def _check_mesh(module: Module, mesh: Mesh) -> None:
+    """The module's constants must be those of the plan."""
+    want = {dim.name: dim.size for dim in mesh.dims}
+    known, size = module.constants.get("MESH", {}), module.constants.get("WORLD_SIZE", 1)
+    if not isinstance(known, dict) or [*known.items()] != [*want.items()]:
+        shown = ast.unparse(known) if isinstance(known, ast.AST) else repr(known)
+        words = f"MESH is {shorten(shown, 100)}, the plan's is {want}"
+        raise TextMismatch(1, "the module", words)
+    if type(size) is not int or size != mesh.size:
+        raise TextMismatch(1, "the module", f"WORLD_SIZE is not the plan's {mesh.size}")
+    if "attention" not in module.functions:
+        raise TextMismatch(1, "the module", "not understood: there is no function attention")
 
 
 def sample(mesh: Mesh) -> list[int]:
@@ -144,9 +172,13 @@ def _interpret(run: Interpreter, playback: Playback, with_lse: bool) -> None:
 
 def _module(tree: ast.Module) -> Module:
     """Its definitions; whatever could change one later is refused."""
-    module = Module({}, {}, {}, {})
+    module, top = Module({}, {}, {}, {}), {id(stmt) for stmt in tree.body}
     for node in ast.walk(tree):
-        nested = isinstance(node, ast.Import | ast.ImportFrom) and node not in tree.body
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            if node.value >= LARGEST_NUMBER:
+                words = "not understood: a number of more than 64 bits"
+                raise TextMismatch(node.lineno, "the module", words)
+        nested = isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in top
         named = isinstance(node, ast.Name) and node.id in _FORBIDDEN
         if nested or named or isinstance(node, ast.Global | ast.Nonlocal | ast.AsyncFunctionDef):
             raise _not_understood(node)
@@ -166,25 +198,43 @@ def _module(tree: ast.Module) -> Module:
                 table, new = module.constants, {name: _literal(value)}
             case ast.Expr(ast.Constant()) | ast.Assign([ast.Subscript(ast.Name("PLACEMENTS"))]):
                 continue
-            case ast.If(ast.Compare(ast.Name("__name__"))):
+            case ast.If() if ast.dump(stmt) == _MAIN:
                 continue
             case _:
                 raise _not_understood(stmt)
         if any(name in each for name in new for each in module) or "*" in new:
             raise _not_understood(stmt)
         table.update(new)
+    _at_import(tree, module)
     return module
+
+
+def _at_import(tree: ast.Module, module: Module) -> None:
+    """Refuse what calls the module's functions while it is imported."""
+    later = module.imports.get("annotations") == "__future__.annotations"
+    todo: list[ast.AST] = [stmt for stmt in tree.body if not isinstance(stmt, ast.If)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name) and node.id in module.functions:
+            raise _not_understood(node)
+        if isinstance(node, ast.FunctionDef):
+            todo += [*node.decorator_list, *node.args.defaults]
+            todo += [default for default in node.args.kw_defaults if default]
+            if not later:
+                todo += [node.args, *([node.returns] if node.returns else [])]
+        else:
+            todo += ast.iter_child_nodes(node)
 
 
 def _literal(value: ast.expr | None) -> object:
     try:
         return ast.literal_eval(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError, MemoryError):
         return value  # a syntax tree: nothing that `attention` could use
 
 
 def _not_understood(node: ast.AST) -> TextMismatch:
-    words = ast.unparse(node).splitlines()[0]
+    words = shorten(ast.unparse(node).splitlines()[0], 100)
     return TextMismatch(getattr(node, "lineno", 1), "the module", f"not understood: {words}")
 
 
@@ -202,7 +252,7 @@ def _sites(tree: ast.Module, module: Module) -> list[Site]:
             case ast.Attribute(value, name) | ast.Call(
                 ast.Name("getattr"), [value, ast.Constant(str(name)), *_]
             ):
-                return f"{path(value)}.{name}" if path(value) else ""
+                return f"{base}.{name}" if (base := path(value)) else ""
         return ""
 
     def visit(node: ast.AST, function: str) -> None:

@@ -32,7 +32,7 @@ def function(plan: Plan) -> str:
     sizes = ", ".join(f"{dim.name}={dim.size}" for dim in mesh.dims)
     what = f"device mesh, as made by `make_mesh`: {sizes}" if sizes else "not needed"
     held = "this rank's slice, as cut by `shard`" if mesh.dims else "the whole sequence"
-    seq = "length of the whole sequence, checked against S if given"
+    seq = "length of the whole sequence: S is checked against it if given"
     lines = [
         f"def attention(q: Tensor, k: Tensor, v: Tensor, {signature}, *, "
         "scale: float | None = None, seq: int | None = None, return_lse: bool = False,"
@@ -46,7 +46,7 @@ def function(plan: Plan) -> str:
         *wrap(f"mesh: {what}.", 98, initial_indent=" " * 8, subsequent_indent=" " * 12),
         "        scale: softmax scale; 1 / sqrt(D) if None.",
         f"        seq: {seq}.",
-        "        return_lse: also return the log-sum-exp of the scores.",
+        "        return_lse: also return the log-sum-exp of the scores; the same on all ranks.",
         "",
         "    Returns:",
         "        out [B, S, H, E] in q's dtype; with return_lse, also lse [B, H, S] in float32",
@@ -86,7 +86,7 @@ def check(plan: Plan) -> str:
     lines = [
         "def _check(q: Tensor, k: Tensor, v: Tensor, "
         f"{'mesh: DeviceMesh, ' if mesh.dims else ''}seq: int | None) -> None:",
-        '    """Refuse what this schedule cannot do, first what all ranks see alike."""',
+        '    """Refuse what this schedule cannot do; facts that all ranks share come first."""',
     ]
     if mesh.dims:
         lines.append(_CHECK_MESH)
@@ -103,22 +103,27 @@ _CHECK_MESH = """\
     for dim, name in enumerate(MESH):
         line = mesh.mesh[(*place[:dim], slice(None), *place[dim + 1 :])].tolist()
         if dist.get_process_group_ranks(mesh.get_group(name)) != line:
-            raise ValueError(f"mesh: its groups of {name} are not in its order; see make_mesh")"""
+            raise ValueError(f"mesh: its row of {name} is {line}, the group's not; see make_mesh")
+    if q.device.type != mesh.device_type:
+        raise ValueError(f"q is on {q.device}, the mesh on {mesh.device_type}")"""
 
 _CHECK_TENSORS = """\
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise RuntimeError("emitted without backward: call it under torch.no_grad()")
+    names = f"q is {q.dtype}, k {k.dtype}, v {v.dtype}"
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise ValueError(f"dtypes {q.dtype}, {k.dtype}, {v.dtype}: must be one float dtype")
+        raise ValueError(f"{names}: must be one floating dtype")
     if q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"dtype {q.dtype}: on CUDA float16 or bfloat16")
+        raise ValueError(f"{names}: on CUDA the kernel takes float16 and bfloat16")
     if not q.device == k.device == v.device:
-        raise ValueError(f"devices {q.device}, {k.device}, {v.device}: must be one")
+        raise ValueError(f"q is on {q.device}, k on {k.device}, v on {v.device}: must be one device")
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4 or not q.shape[:2] == k.shape[:2] == v.shape[:2]:
-        raise ValueError(f"{shapes}: must be [B, S, H, D], [B, S, K, D], [B, S, K, E]")
+        raise ValueError(f"{shapes}: must be [B, S, H, D], [B, S, K, D], [B, S, K, E] with one B and S")
     if q.shape[3] != k.shape[3] or k.shape[2] != v.shape[2] or not q.numel() or not v.numel():
-        raise ValueError(f"{shapes}: must agree in D and K, and no size is 0")"""
+        raise ValueError(f"{shapes}: must agree in D and K, and no size is 0")
+    if q.is_cuda and max(q.shape[3], v.shape[3]) > 256:
+        raise ValueError(f"{shapes}: on CUDA the kernel takes D and E up to 256")"""
 
 
 def _check_sizes(plan: Plan) -> list[str]:
@@ -139,7 +144,7 @@ def _check_sizes(plan: Plan) -> list[str]:
     if chunks > 1:
         lines += [
             f"    if q.shape[1] % {chunks}:",
-            f'        raise ValueError(f"{{shapes}}: S must be a multiple of {chunks}")',
+            f'        raise ValueError(f"{{shapes}}: S must be even, two chunks of tokens")',
         ]
     where = f" on {{{world}}} ranks" if plan.program.mesh.dims else ""
     lines += [

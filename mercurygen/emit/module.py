@@ -22,6 +22,7 @@ _IMPORTS = (  # (what the text mentions, the import), in the order of the module
     ("bisect_left", "from bisect import bisect_left"),
     ("Iterable", "from collections.abc import Iterable"),
     ("Iterator", "from collections.abc import Iterator"),
+    ("timedelta", "from datetime import timedelta"),
     ("groupby", "from itertools import groupby"),
     ("NamedTuple", "from typing import NamedTuple"),
     ("crc32", "from zlib import crc32"),
@@ -112,6 +113,8 @@ def _constants(plan: Plan) -> str:
         axis = program.sequence(tensor)
         by_dim.setdefault(tensor.dimension(axis), []).append(tensor.name)
     count = len(mesh.dims)
+    if count:
+        lines.insert(2, "# Of the sequence in storage order: unshard puts it into global order.")
     if not count:
         names = ", ".join(f'"{tensor.name}"' for tensor in program.tensors)
         lines.append(f"PLACEMENTS: dict[str, tuple] = dict.fromkeys(({names}), ())")
@@ -194,7 +197,7 @@ def _self_check(plan: Plan) -> tuple[str, list[str]]:
         return "self-check: python NAME.py", [reference, render("self_check_single")]
     reference = render("reference", mesh_type="DeviceMesh", device="mesh.device_type", **values)
     check = render("self_check", local=seq // mesh.size, **values)
-    return f"self-check: torchrun --nproc-per-node {mesh.size} on one machine", [reference, check]
+    return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [reference, check]
 
 
 def _imports(code: str) -> str:

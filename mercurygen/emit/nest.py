@@ -181,11 +181,11 @@ def visible_functions(plan: Plan) -> list[str]:
 
 
 _VISIBLE_HALVES = '''\
-def _visible(me: int, owner: int, seq: int) -> tuple[slice, slice]:
+def _visible(me: int, owner: int, tokens: int) -> tuple[slice, slice]:
     """Rows of q, and columns of k and v, that the causal mask leaves of another owner's tile."""
     if owner < me:  # its early run is before all of ours, its late run after all
-        return slice(None), slice(0, seq // 2)
-    return slice(seq // 2, None), slice(None)  # our late run is after both of its runs'''
+        return slice(None), slice(0, tokens // 2)
+    return slice(tokens // 2, None), slice(None)  # our late run is after both of its runs'''
 
 _VISIBLE_CHUNKS = '''\
 def _visible(

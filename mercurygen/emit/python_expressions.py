@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
-MOST_STEPS = 5_000_000  # rounds of the loops of one run: what takes more has no end
+from mercurygen.emit.python_bounds import MOST_PARTS, Bounded, Complaint, weigh
+from mercurygen.errors import shorten
 
 _OPERATORS: dict[type, Callable] = {
     ast.Add: operator.add,
@@ -30,10 +31,6 @@ _OPERATORS: dict[type, Callable] = {
     ast.IsNot: operator.is_not,
 }
 _PLAIN = (int, float, str, list, tuple, dict, range, type(None))  # bool is an int
-
-
-class Complaint(Exception):
-    """What is wrong, in words; the interpreter adds where."""
 
 
 class Host:
@@ -58,29 +55,66 @@ class Record(Host):
 
 
 class Scope(dict):
-    """Variables, and where to look for others."""
+    """Variables, and where to look for others; not for `local` ones, which are unset yet."""
 
-    def __init__(self, names: dict[str, Any], missing: Callable[[str], Any]) -> None:
+    def __init__(
+        self,
+        names: dict[str, Any],
+        missing: Callable[[str], Any],
+        local: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__(names)
-        self.missing = missing
+        self.missing, self.local = missing, local
 
     def __missing__(self, name: str) -> Any:
+        if name in self.local:
+            raise Complaint(f"{name} is used before it has a value here")
         return self.missing(name)
 
 
 def unknown(node: ast.AST) -> Complaint:
     """Something outside the subset."""
-    return Complaint(f"not understood: {ast.unparse(node)}")
+    return Complaint(f"not understood: {shorten(ast.unparse(node), 100)}")
 
 
-class Expressions:
+def local_names(node: ast.FunctionDef | ast.GeneratorExp | ast.ListComp) -> frozenset[str]:
+    """Names that are assigned anywhere in a function or comprehension: local throughout it."""
+    todo: list[ast.AST]
+    if isinstance(node, ast.FunctionDef):
+        todo = [*node.body, *(x for x in ast.walk(node.args) if isinstance(x, ast.arg))]
+    else:
+        todo = [loop.target for loop in node.generators]
+    names: set[str | None] = set()
+    while todo:
+        one = todo.pop()
+        match one:
+            case ast.FunctionDef(name) | ast.ClassDef(name):
+                names.add(name)
+                continue
+            case ast.Lambda():
+                continue
+            case ast.ListComp() | ast.GeneratorExp() | ast.SetComp() | ast.DictComp():
+                inner = [x.target for x in ast.walk(one) if isinstance(x, ast.NamedExpr)]
+                todo += inner
+                continue
+            case ast.Name(name, ast.Store() | ast.Del()) | ast.arg(name):
+                names.add(name)
+            case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name):
+                names.add(name)
+            case ast.MatchMapping(rest=name):
+                names.add(name)
+        todo += ast.iter_child_nodes(one)
+    return frozenset(name for name in names if name)
+
+
+class Expressions(Bounded):
     """Evaluates them: a method for each kind, named as in `ast`."""
 
     seen: set[int]
     frames: list[list[Any]]
     imports: dict[str, str]
     methods: ClassVar[dict[type, Callable | None]] = {}
-    steps = 0
+    locals: dict[int, frozenset[str]]
 
     def external(self, path: str) -> Any:
         """What stands for a name of another package."""
@@ -88,6 +122,7 @@ class Expressions:
 
     def eval(self, node: ast.expr, scope: Scope) -> Any:
         """The value of an expression."""
+        self.spend(1)
         kind = type(node)
         method = self.methods.get(kind)
         if method is None:
@@ -101,6 +136,8 @@ class Expressions:
         value = self.eval(node, scope)
         if not isinstance(value, _PLAIN):
             raise unknown(node)
+        if type(value) is not bool:
+            self.spend(weigh(value))
         return value
 
     def _Name(self, node: ast.Name, scope: Scope) -> Any:
@@ -147,21 +184,40 @@ class Expressions:
         if not callable(function) or None in keywords:
             raise unknown(node)
         self.frames[-1][1] = node.lineno
-        return function(*args, **keywords)
+        return self.call(function, *args, **keywords)
 
     def _BinOp(self, node: ast.BinOp, scope: Scope) -> Any:
-        return _OPERATORS[type(node.op)](
-            self.plain(node.left, scope), self.plain(node.right, scope)
-        )
+        left, right = self.plain(node.left, scope), self.plain(node.right, scope)
+        numbers = isinstance(left, int | float) and isinstance(right, int | float)
+        match node.op:
+            case ast.Pow() if isinstance(left, int) and isinstance(right, int):
+                large = right * left.bit_length() > 64
+            case ast.Mult() if not numbers:
+                times = right if isinstance(right, int) else left
+                large = isinstance(times, int) and times * weigh((left, right)) > MOST_PARTS
+            case ast.Mod() if not numbers:
+                raise unknown(node)
+            case _:
+                large = False
+        if large:
+            raise Complaint(f"not understood: {shorten(ast.unparse(node), 100)}: so large")
+        return self.operator(node.op, node)(left, right)
+
+    def operator(self, op: ast.AST, node: ast.expr) -> Callable:
+        """What an operator does."""
+        if type(op) not in _OPERATORS:
+            raise unknown(node)
+        return _OPERATORS[type(op)]
 
     def _UnaryOp(self, node: ast.UnaryOp, scope: Scope) -> Any:
-        return _OPERATORS[type(node.op)](self.plain(node.operand, scope))
+        return self.operator(node.op, node)(self.plain(node.operand, scope))
 
     def _Compare(self, node: ast.Compare, scope: Scope) -> Any:
-        value = self.eval if isinstance(node.ops[0], ast.Is | ast.IsNot) else self.plain
+        same = all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
+        value = self.eval if same else self.plain
         values = [value(each, scope) for each in (node.left, *node.comparators)]
         pairs = zip(node.ops, values, values[1:], strict=False)
-        return all(_OPERATORS[type(op)](left, right) for op, left, right in pairs)
+        return all(self.operator(op, node)(left, right) for op, left, right in pairs)
 
     def _BoolOp(self, node: ast.BoolOp, scope: Scope) -> Any:
         value = self.eval(node.values[0], scope)
@@ -186,11 +242,15 @@ class Expressions:
         value, index = self.eval(node.value, scope), self.eval(node.slice, scope)
         if isinstance(value, Host) and "__getitem__" not in value.visible:
             raise unknown(node)
+        self.spend(weigh(index))
         return value[index]
 
     def _GeneratorExp(self, node: Any, scope: Scope) -> Any:
         first = self.items(self.eval(node.generators[0].iter, scope))
-        return self.rounds(node.elt, node.generators, first, Scope({}, scope.__getitem__))
+        if id(node) not in self.locals:
+            self.locals[id(node)] = local_names(node)
+        inner = Scope({}, scope.__getitem__, self.locals[id(node)])
+        return self.rounds(node.elt, node.generators, first, inner)
 
     def _ListComp(self, node: Any, scope: Scope) -> Any:
         return list(self._GeneratorExp(node, scope))
@@ -211,6 +271,7 @@ class Expressions:
 
     def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
         """Bind a name, or the names of a tuple."""
+        self.spend(weigh(value))
         match target:
             case ast.Name(name) | ast.Starred(ast.Name(name)):
                 scope[name] = value
@@ -228,8 +289,8 @@ class Expressions:
     def items(self, value: Any) -> Iterator[Any]:
         """The items of a value that has some."""
         values = value.values.values() if isinstance(value, Record) else value
-        if isinstance(value, Host) or self.steps > MOST_STEPS:
-            raise Complaint(f"not understood: the items of {value}")
+        if isinstance(value, Host):
+            raise Complaint(f"not understood: the items of {type(value).__name__}")
         for item in values:
-            self.steps += 1
+            self.spend(1)
             yield item

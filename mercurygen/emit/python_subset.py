@@ -9,21 +9,20 @@ from __future__ import annotations
 import ast
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from typing import Any, NamedTuple
 
+from mercurygen.emit.python_bounds import MOST_CALLS, MOST_STEPS
 from mercurygen.emit.python_expressions import (
     Complaint,
     Expressions,
     External,
     Record,
     Scope,
+    local_names,
     unknown,
 )
+from mercurygen.errors import printable, shorten
 
-_BUILTINS = (range, len, zip, reversed, enumerate, min, max, sum, list, tuple, sorted, next, iter)
-_NAMES = {f.__name__: f for f in (*_BUILTINS, map, abs, divmod, slice, any, all)}
-_EXTERNALS = {"bisect.bisect_left": bisect_left, "itertools.groupby": groupby}
 _END = object()
 
 
@@ -31,6 +30,7 @@ class TextMismatch(Exception):
     """The text does not do what the plan says: the line and function where, what in words."""
 
     def __init__(self, line: int, function: str, words: str, callers: str = "") -> None:
+        words = shorten(printable(words), 400)
         super().__init__(f"line {line}, in {function}: {words}{callers}")
         self.line, self.function, self.words = line, function, words
 
@@ -52,14 +52,21 @@ class Interpreter(Expressions):
     """
 
     def __init__(
-        self, module: Module, externals: dict[str, Any], hooks: dict[str, Callable]
+        self,
+        module: Module,
+        externals: dict[str, Any],
+        hooks: dict[str, Callable],
+        budget: int = MOST_STEPS,
     ) -> None:
         """`externals` stand for other packages' names, `hooks` are called for its functions."""
+        self.budget, self.locals, self.names = budget, {}, self.builtins()
         self.module, self.hooks, self.imports = module, hooks, module.imports
-        self.externals = {**_EXTERNALS, **externals}
+        own = {"bisect.bisect_left": bisect_left, "itertools.groupby": self.groups}
+        self.externals = {**own, **externals}
         self.frames: list[list[Any]] = [["the module", 1]]  # function and line
         self.top = Scope({}, self.definition)
         self.seen: set[int] = set()
+        self.generators: set[int] = set()  # ids of functions that yield
 
     def definition(self, name: str) -> Any:
         """What a name means in the whole module."""
@@ -72,8 +79,8 @@ class Interpreter(Expressions):
             value = constants[name]
         elif name in self.module.imports:
             value = self.external(self.module.imports[name])
-        elif name in _NAMES:
-            value = _NAMES[name]
+        elif name in self.names:
+            value = self.names[name]
         else:
             raise Complaint(f"not understood: the name {name}")
         self.top[name] = value
@@ -86,8 +93,11 @@ class Interpreter(Expressions):
     def mismatch(self, error: Exception) -> TextMismatch:
         """An error with its place."""
         words = str(error) if isinstance(error, Complaint) else f"fails: {error!r}"
+        if isinstance(error, RecursionError | MemoryError):
+            words = "not understood: nested too deeply"
         *callers, (function, line) = self.frames
-        chain = ", ".join(f"line {line} of {name}" for name, line in reversed(callers[1:]))
+        nearest = [f"line {line} of {name}" for name, line in reversed(callers[1:])]
+        chain = ", ".join([*nearest[:6], *(["..."] if nearest[6:] else [])])
         return TextMismatch(line, function, words, f" [called from {chain}]" if chain else "")
 
     # --- functions and records ----------------------------------------------------------------
@@ -102,7 +112,11 @@ class Interpreter(Expressions):
         pairs = [*zip(reversed(positional), reversed(spec.defaults), strict=False)]
         pairs += [(a.arg, d) for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d]
         defaults = {name: self.eval(default, outer) for name, default in pairs}
-        yields = any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in ast.walk(node))
+        if id(node) not in self.locals:
+            self.locals[id(node)] = local_names(node)
+            if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in ast.walk(node)):
+                self.generators.add(id(node))
+        local, yields = self.locals[id(node)], id(node) in self.generators
 
         def called(*args: Any, **keywords: Any) -> Any:
             given = dict(zip(positional, args, strict=False))
@@ -112,14 +126,20 @@ class Interpreter(Expressions):
                 raise Complaint(f"{node.name} takes {', '.join(every)}")
             if hook:
                 return hook({name: given[name] for name in every})
-            run = self.block(node.body, Scope(given, outer.__getitem__))
+            run = self.block(node.body, Scope(given, outer.__getitem__, local))
             return (self.resumed if yields else self.returned)(run, [node.name, node.lineno])
 
         return called
 
+    def enter(self, frame: list[Any]) -> None:
+        """Make a frame the innermost."""
+        if len(self.frames) > MOST_CALLS:
+            raise Complaint("not understood: calls too deep")
+        self.frames.append(frame)
+
     def returned(self, run: Iterator[Any], frame: list[Any]) -> Any:
         """What a function without yields returns."""
-        self.frames.append(frame)
+        self.enter(frame)
         try:
             next(run)
         except StopIteration as stop:
@@ -129,7 +149,7 @@ class Interpreter(Expressions):
     def resumed(self, run: Iterator[Any], frame: list[Any]) -> Iterator[Any]:
         """What a generator yields; while it runs, its frame is the innermost."""
         while True:
-            self.frames.append(frame)
+            self.enter(frame)
             value = next(run, _END)
             self.frames.pop()
             if value is _END:

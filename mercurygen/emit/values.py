@@ -11,10 +11,12 @@ from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
-from mercurygen.emit.python_expressions import Complaint, External, Host
+from mercurygen.emit.python_bounds import MOST_PARTS, Complaint
+from mercurygen.emit.python_expressions import External, Host
 from mercurygen.ir.mesh import Mesh
 
 CONTIGUOUS = External("torch.contiguous_format")
+MOST_DIMS = 16  # of a tensor; modules have 6
 
 
 class Dtype(NamedTuple):
@@ -61,8 +63,8 @@ class Tensor(Host):
     """
 
     visible = frozenset(
-        "shape dtype ndim size numel contiguous clone to transpose permute movedim unsqueeze squeeze "
-        "unflatten flatten chunk unbind new_empty new_zeros new_full __getitem__".split()
+        "shape dtype ndim size numel contiguous clone to transpose permute movedim unsqueeze "
+        "squeeze unflatten flatten chunk unbind new_empty new_zeros new_full __getitem__".split()
     )
 
     def __init__(
@@ -74,6 +76,8 @@ class Tensor(Host):
         sure: bool,
         cuts: tuple[tuple[int, int], ...] | None = None,
     ) -> None:
+        if len(shape) > MOST_DIMS:
+            raise Complaint(f"not understood: a tensor of {len(shape)} dimensions")
         self.storage, self.shape, self.dtype = storage, tuple(shape), dtype
         self.strides, self.sure, self.cuts = tuple(strides), sure, cuts
 
@@ -197,10 +201,14 @@ class Tensor(Host):
         """Equal parts along a dimension; no copy."""
         size, at = self.shape[dim], (slice(None),) * (dim % self.ndim)
         step = -(-size // count)
+        if size > MOST_PARTS * step:
+            raise Complaint(f"not understood: {count} chunks")
         return tuple(self[(*at, slice(i, i + step))] for i in range(0, size, step))
 
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
         """Every index of a dimension; no copy."""
+        if self.shape[dim] > MOST_PARTS:
+            raise Complaint(f"not understood: {self.shape[dim]} parts")
         return tuple(self.select(dim, i) for i in range(self.shape[dim]))
 
     def __getitem__(self, index: Any) -> Tensor:

@@ -18,11 +18,12 @@ from mercurygen.schedule.directive_text import parse_directive
 from mercurygen.schedule.schedule import Schedule, Target
 
 LARGEST_FILE = 256 * 1024
+MOST_LEVELS = 6  # as of a topology
 HEADER = ("operator", "problem", "topology", "group", "tp", "mesh")
 _LEVEL = re.compile(r"\s*([A-Za-z]\w*)=(\d{1,7}) ([A-Za-z0-9][A-Za-z0-9 .+/_-]*?) (\S+)GB/s(?= |$)")
 _TARGET = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]{0,40}) (sha256:[0-9a-f]{16})(?= )")
 _DECIMAL = re.compile(r"\d{1,9}(\.\d{1,400})?", re.ASCII)
-_OPERATOR = re.compile(r"[A-Za-z0-9_./-]+(\.py::[A-Za-z_]\w*)?")
+OPERATOR = re.compile(r"[A-Za-z0-9_./-]+(\.py::[A-Za-z_]\w*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ def _parse_header(lines: list[Line], file: str) -> tuple:
 def _parse_operator(line: Line) -> str:
     start = line.place
     name = line.rest()
-    if not _OPERATOR.fullmatch(name):
+    if not OPERATOR.fullmatch(name):
         raise UserError(
             "not-a-name",
             f"operator {shorten(printable(name))!r} is not a name or path.py::function",
@@ -224,6 +225,9 @@ def _parse_target(line: Line) -> Target:
                 span=line.span(found.start()),
             )
         levels.append(Link(name, int(size), link, speed))
+    if len(levels) > MOST_LEVELS:
+        message = f"{len(levels)} levels: a topology has at most {MOST_LEVELS}"
+        raise UserError("topology-levels", message, span=line.span())
     if not levels or len({x.level for x in levels}) < len(levels):
         raise UserError("syntax", "a topology needs levels, each once", span=line.span())
     return Target(match.group(1), match.group(2), tuple(levels))

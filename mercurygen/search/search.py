@@ -17,16 +17,19 @@ from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
 from mercurygen.errors import Refusal, UserError, closest
 from mercurygen.ir.mesh import Link
+from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem
 from mercurygen.lower.plan import lower
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.search.place import links, place, target
 from mercurygen.search.result import OBJECTIVES, Candidate, Counts, Named, Result, pareto
 from mercurygen.search.space import Point, points, settle
+from mercurygen.search.space import size as space_size
 
 Progress = Callable[[str, int, int], None]  # (what is done, how many are, of how many)
 
 FINALISTS = 50
+LARGEST_SPACE = 6000  # schedules: a minute or so on one core
 ORDERS = ("zigzag", "contiguous", "striped", "any")
 # Of several refusals of one design, the one that came furthest says most.
 _FURTHEST = ("over-memory-limit", "mask-too-fragmented", "heads-not-divisible")
@@ -60,8 +63,8 @@ def search(
         progress: called now and then with what is done, how many are, of how many.
 
     Raises:
-        UserError: a wrong argument; the reason that refuses every schedule, if it is one; or
-            `nothing-fits` (exit code 1).
+        UserError: a wrong argument; `space-too-large`; the reason that refuses every schedule, if
+            it is one; or `nothing-fits` (exit code 1).
     """
     _check(objective, order, design)
     group = place(topology, group, tp)
@@ -71,8 +74,7 @@ def search(
     network = Network(topology, group, tp)
     header = Schedule(operator, problem, target(topology), group, tp, None, ())
     tried = _Tried(header, network, limit)
-    parsed = operators.load(operator)
-    space = list(points(parsed, local, spanned, design=design, order=order))
+    space = _space(operators.load(operator), local, spanned, design, order)
     for done, point in enumerate(space, 1):
         tried.look(point)
         _tell(progress, "schedules priced", done, len(space))
@@ -148,6 +150,25 @@ def _check(objective: str, order: str | None, design: str | None) -> None:
         raise UserError("unknown-order", f"no order {order!r}", help=closest(order, ORDERS))
     if design is not None:
         patterns.get(design)
+
+
+def _space(
+    operator: Operator,
+    problem: Problem,
+    spanned: tuple[Link, ...],
+    design: str | None,
+    order: str | None,
+) -> list[Point]:
+    """The points to look at; refused beforehand if they are too many."""
+    size = 0 if design else space_size(operator, problem, spanned, order)
+    if size > LARGEST_SPACE:
+        raise UserError(
+            "space-too-large",
+            f"{size} schedules to search: this version looks at {LARGEST_SPACE} at most",
+            help="name a design with --schedule NAME, place the operator on a part of the machine "
+            "with --group, or write a topology with fewer levels",
+        )
+    return list(points(operator, problem, spanned, design=design, order=order))
 
 
 def _over(peak: int, limit: int) -> Refusal:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, permutations, product
+from math import perm
 
 from mercurygen.designs import patterns
 from mercurygen.designs.meshes import meshes
@@ -73,8 +74,7 @@ def points(
         order: "zigzag", "contiguous", "any", or None for the mask's usual one.
     """
     if design is None:
-        active = sum(link.size > 1 for link in links)
-        found = meshes(links, max(active + 1, patterns.most_roles()))
+        found = _meshes(links)
     else:
         found = tuple(mesh for mesh, _ in patterns.instances(design, links))
     for mesh in found:
@@ -86,6 +86,22 @@ def points(
                 yield Point(program, (*_frame(program, kind), *body, Patch("body", KERNEL)), name)
 
 
+def size(
+    operator: Operator, problem: Problem, links: tuple[Link, ...], order: str | None = None
+) -> int:
+    """How many points the whole space has, by a formula: none is made.
+
+    Of d dimensions some split the rows, and these become stages in any order, each of two kinds.
+    """
+    total = 0
+    for mesh in _meshes(links):
+        others = len(splittable(start(operator, problem, mesh))) - 1
+        d = len(mesh.dims)
+        bodies = sum(perm(d, k) * 2**k * others ** (d - k) for k in range(d + 1))
+        total += bodies * len(_orders(problem, mesh, order))
+    return total
+
+
 def settle(point: Point) -> tuple[Program, tuple[Directive, ...]] | Refusal:
     """The complete program of a point and its directives with the reshards, or a refusal."""
     program = attempt(point.start, point.directives)
@@ -94,6 +110,12 @@ def settle(point: Point) -> tuple[Program, tuple[Directive, ...]] | Refusal:
     frame = [d for d in point.directives if isinstance(d, OrderTokens | Pin)]
     rest = [d for d in point.directives if not isinstance(d, OrderTokens | Pin)]
     return program, (*frame, *_reshards(program), *rest)
+
+
+def _meshes(links: tuple[Link, ...]) -> tuple[Mesh, ...]:
+    """The meshes of the whole space."""
+    active = sum(link.size > 1 for link in links)
+    return meshes(links, max(active + 1, patterns.most_roles()))
 
 
 def _orders(problem: Problem, mesh: Mesh, order: str | None) -> tuple[str, ...]:

@@ -20,14 +20,14 @@ def why(result: Result) -> str:
     best, rest = result.best, result.ranked[1:]
     least = "needs the least memory" if result.objective == "memory" else "is the fastest"
     figures = f"{_figures(best, result.objective)} by the model"
+    named = best.design and all(c.design == best.design for c in result.ranked)
+    what = f"legal forms of {best.design}" if named else "legal schedules"
     if not rest:
-        return f"{label(best)} is the only legal schedule: {figures}."
+        return f"{label(best)} is the only one of the {what} here: {figures}."
     slower = [c for c in rest if not _ties(result, best, c)]
     ties = len(rest) - len(slower)
     beside = f" ({_many(ties, 'other')} as good)" if ties else ""
-    sentences = [
-        f"{label(best)} {least} of {result.counts.legal} legal schedules{beside}: {figures}."
-    ]
+    sentences = [f"{label(best)} {least} of {result.counts.legal} {what}{beside}: {figures}."]
     if slower:
         sentences.append(f"The runner-up, {_against(result, best, slower[0])}.")
     others = [n.best for n in result.named if n.best and n.best in slower]
@@ -132,11 +132,11 @@ def _slowest(result: Result) -> Level | None:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"
+    return f"{seconds * 1e3:.3g} ms"
 
 
 def _gib(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.3g} GiB"
+    return f"{nbytes / 2**30:.3g} GiB" if nbytes >= 2**30 else _mib(nbytes)
 
 
 def _mib(nbytes: float) -> str:
