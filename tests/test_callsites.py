@@ -139,8 +139,8 @@ def test_restyled_text_passes() -> None:
         (r"\bP2POp\(", "td.P2POp("),
         (r"\[\*recvs, \*sends\]", "sends + recvs"),
         (
-            r"q\[:, rows\], k\[:, cols\], v\[:, cols\], scale, ",
-            "k=k[:, cols], v=v[:, cols], q=q[:, rows], scale=scale, ",
+            r"q\[:, rows\], keys\[:, cols\], values\[:, cols\], scale, ",
+            "k=keys[:, cols], v=values[:, cols], q=q[:, rows], scale=scale, ",
         ),
     ):
         changed = re.sub(old, new, text)
@@ -200,12 +200,12 @@ MUTATIONS = {  # what is altered, and how: each place on its own
     "wait twice": [(r"work\.wait\(\)", "work.wait(), work.wait()")],
     "copy before the wait": [
         (
-            r"( +)(for work in works:\n +work\.wait\(\)\n) +return (tuple\(.*\))",
-            r"\1done = \3\n\1\2\1return done",
+            r"( +)_wait\(works\)\n +return (tuple\(.*\))",
+            r"\1done = \2\n\1_wait(works)\n\1return done",
         )
     ],
     "no overlap": [
-        (r"( +yield .*tiles\n)( +for work in works:\n +work\.wait\(\)\n)", r"\2\1"),
+        (r"( +)try:\n( +yield .*tiles\n)(.*\n)( +_wait\(works\)\n)", r"\1try:\n\4\3\2"),
         (r"( +yield (?:owner, )?gathered\n)( +.*gathered = .*\n)(?= +yield)", r"\2\1"),
     ],
     "k and v": [
@@ -328,7 +328,7 @@ MUTATIONS = {  # what is altered, and how: each place on its own
         (r"out\[:, rows\],", "out,"),
         (r"lse\[:, :, rows\],", "lse,"),
         (r"q\[:, rows\]", "q"),
-        (r"k\[:, cols\], v\[:, cols\]", "k[:, cols], v[:, rows]"),
+        (r"keys\[:, cols\], values\[:, cols\]", "keys[:, cols], values[:, rows]"),
         (r"-torch\.inf, dtype", "0.0, dtype"),
         (r"\*\* -0\.5 if scale is None else scale", "** -0.5"),
         (r"    lse = q\.new_full", "    lse = q.new_empty"),

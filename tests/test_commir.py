@@ -104,7 +104,6 @@ def test_what_may_repeat() -> None:
         reshard out: S to H along a
         reshard q, k: S to H along a
         reshard k: S to H along a
-        pin lse: replicated
         """,
     )
     program = None

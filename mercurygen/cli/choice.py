@@ -41,7 +41,7 @@ def found(result: Result, built: Built, written: Sequence[Written]) -> str:
 
 def because(result: Result) -> list[str]:
     """Why, as comments of the schedule, which the module's docstring repeats."""
-    lines = wrap(why(result), WIDTH - len(f"# {WHY}"), break_on_hyphens=False)
+    lines = wrap(why(result, brief=True), WIDTH - len(f"# {WHY}"), break_on_hyphens=False)
     return [WHY + line for line in lines]
 
 

@@ -116,10 +116,10 @@ _CHECK_TENSORS = """\
     if q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"{names}: on CUDA the kernel takes float16 and bfloat16")
     if not q.device == k.device == v.device:
-        raise ValueError(f"q is on {q.device}, k on {k.device}, v on {v.device}: must be one device")
+        raise ValueError(f"q is on {q.device}, k on {k.device}, v on {v.device}: must be one")
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4 or not q.shape[:2] == k.shape[:2] == v.shape[:2]:
-        raise ValueError(f"{shapes}: must be [B, S, H, D], [B, S, K, D], [B, S, K, E] with one B and S")
+        raise ValueError(f"{shapes}: must be [B, S, H, D], [B, S, K, D], [B, S, K, E]")
     if q.shape[3] != k.shape[3] or k.shape[2] != v.shape[2] or not q.numel() or not v.numel():
         raise ValueError(f"{shapes}: must agree in D and K, and no size is 0")
     if q.is_cuda and max(q.shape[3], v.shape[3]) > 256:
@@ -144,7 +144,7 @@ def _check_sizes(plan: Plan) -> list[str]:
     if chunks > 1:
         lines += [
             f"    if q.shape[1] % {chunks}:",
-            f'        raise ValueError(f"{{shapes}}: S must be even, two chunks of tokens")',
+            '        raise ValueError(f"{shapes}: S must be even, two chunks of tokens")',
         ]
     where = f" on {{{world}}} ranks" if plan.program.mesh.dims else ""
     lines += [

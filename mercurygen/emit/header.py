@@ -170,8 +170,8 @@ def _order(plan: Plan) -> str:
     )
     if plan.program.mask == "causal" and plan.row_dims:
         text += (
-            " What a rank works on then has an early and a late half, so that under the causal mask "
-            "all do the same work."
+            " What a rank works on then has an early and a late half, so that under the "
+            "causal mask all do the same work."
         )
     return "\n".join(wrap(text, WIDTH))
 
@@ -180,11 +180,12 @@ def _shapes(plan: Plan) -> str:
     mesh, split = plan.program.mesh, head_split(plan)
     slice_ = "its slice of the sequence" if mesh.dims else "the sequence"
     text = (
-        f"Shapes on one rank: B batch, S {slice_}, H heads, K key/value heads, D head size of q and "
-        "k, E of v and out"
+        f"Shapes on one rank: B batch, S {slice_}, H heads, K key/value heads, "
+        "D head size of q and k, E of v and out"
     )
     if split > 1:
-        text += f"; after the all-to-all h = H / {split} and k = K / {split} heads of s = {split} S tokens"
+        text += f"; after the all-to-all h = H / {split} and k = K / {split} heads"
+        text += f" of s = {split} S tokens"
     elif plan.nest.stages:
         text += "; in the body s = S, h = H, k = K"
     return "\n".join(wrap(text + ".", WIDTH))

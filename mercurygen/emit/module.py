@@ -146,7 +146,10 @@ def _sections(plan: Plan) -> list[str]:
         values = {"world": mesh.size, "multiple": multiple, "causal": causal}
         layout = render("layout", zigzag=order.halves == 2, **values)
         sections.append(
-            ("layout: which tokens a rank owns", [render("mesh", world=mesh.size), layout])
+            (
+                "layout: which tokens a rank owns",
+                [render("mesh", world=mesh.size), render("groups"), layout],
+            )
         )
     else:
         sections.append(("layout: one rank owns all tokens", [render("single")]))

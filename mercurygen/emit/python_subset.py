@@ -202,6 +202,9 @@ class Interpreter(Expressions):
                     if signal := (yield from self.block(inner, scope)):
                         return signal
                     self.frames[-1][1] = stmt.lineno
+            case ast.Try(inner, [], [], last):
+                signal = yield from self.block(inner, scope)
+                return (yield from self.block(last, scope)) or signal
             case ast.If(test, yes, no):
                 return (yield from self.block(yes if self.plain(test, scope) else no, scope))
             case ast.Return(value):

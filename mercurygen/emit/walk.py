@@ -58,8 +58,10 @@ def _walk_ring(plan: Plan) -> str:
             "    for step in range(size - 1):",
             "        arriving = spare[step % 2]",
             "        works = _shift(tiles, arriving, group)",
-            f"        yield {'(me - step) % size, ' if owner else ''}tiles",
-            "        _wait(works)",
+            "        try:",
+            f"            yield {'(me - step) % size, ' if owner else ''}tiles",
+            "        finally:  # even if the caller fails: nothing stays in flight",
+            "            _wait(works)",
             "        tiles = arriving",
             f"    yield {'(me + 1) % size, ' if owner else ''}tiles",
         ]
@@ -71,12 +73,12 @@ def _spare(plan: Plan) -> str:
     longer = any(isinstance(stage, Gather) for stage in plan.nest.walking)
     parameter = ", longer: int" if longer else ""
     one = "x.new_empty(x.shape[0], longer * x.shape[1], *x.shape[2:])"
-    text = "used in turn, for longer tiles" if longer else "used in turn"
+    text = "used in turn" + (", that many times as long as tiles" if longer else "")
     buffers = f"tuple({one} for x in tiles)" if longer else "tuple(map(torch.empty_like, tiles))"
     return "\n".join(
         [
             f"def _spare(tiles: {TILES}, group: dist.ProcessGroup{parameter}) -> list[{TILES}]:",
-            f'    """Buffers that a ring receives into, {text}; a ring of two needs one set."""',
+            f'    """Buffers that a ring receives into, {text}."""',
             f"    return [{buffers} for _ in range(min(2, group.size() - 1))]",
         ]
     )

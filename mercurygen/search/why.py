@@ -15,15 +15,21 @@ _PARTS = {
 }
 
 
-def why(result: Result) -> str:
-    """What tells the best schedule from the runner-up, and from the other named designs."""
+def why(result: Result, *, brief: bool = False) -> str:
+    """What tells the best schedule from the runner-up, and from the other named designs.
+
+    Args:
+        result: of a search.
+        brief: leave out the other named designs.
+    """
     best, rest = result.best, result.ranked[1:]
     least = "needs the least memory" if result.objective == "memory" else "is the fastest"
     figures = f"{_figures(best, result.objective)} by the model"
     named = best.design and all(c.design == best.design for c in result.ranked)
     what = f"legal forms of {best.design}" if named else "legal schedules"
     if not rest:
-        return f"{label(best)} is the only one of the {what} here: {figures}."
+        form = "form of the design" if named else "schedule"
+        return f"{label(best)} is the only legal {form} here: {figures}."
     slower = [c for c in rest if not _ties(result, best, c)]
     ties = len(rest) - len(slower)
     beside = f" ({_many(ties, 'other')} as good)" if ties else ""
@@ -34,7 +40,7 @@ def why(result: Result) -> str:
     others = sorted(
         (c for c in others if c is not slower[0]), key=lambda c: c.key(result.objective)
     )
-    if others:
+    if others and not brief:
         told = list(dict.fromkeys((others[0].design, others[-1].design)))
         chosen = [next(c for c in others if c.design == design) for design in told]
         words = "; ".join(_against(result, best, c) for c in chosen)
@@ -54,7 +60,7 @@ def _ties(result: Result, best: Candidate, other: Candidate) -> bool:
 def label(candidate: Candidate) -> str:
     """A schedule in a few words: its design, or what its mesh dimensions do."""
     mesh = " ".join(f"{dim.name}={dim.size}" for dim in candidate.schedule.mesh.dims)
-    name = candidate.design or what(candidate)
+    name = candidate.design or f"({what(candidate)})"
     order = candidate.plan.program.order.kind
     return f"{name} on {mesh} ({order})" if mesh else name
 
