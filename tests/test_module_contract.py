@@ -99,8 +99,8 @@ def check_more_refusals(rank: int, world: int, text: str, problem: Problem) -> N
     module, mesh = setup(text)
     q, k, v = own_inputs(module, mesh, problem, torch.float32)
     bad = {
-        "k on meta": ((q, k.to("meta"), v), None, ("devices", "meta", "cpu")),
-        "q on meta": ((q.to("meta"), k, v), None, ("devices", "meta", "cpu")),
+        "k on meta": ((q, k.to("meta"), v), None, ("k on", "meta", "cpu")),
+        "q on meta": ((q.to("meta"), k, v), None, ("q is on meta", "cpu")),
         "no tokens": ((q[:, :0], k[:, :0], v[:, :0]), None, ("0",)),
         "no batch": ((q[:0], k[:0], v[:0]), None, ("0",)),
         "five dimensions": ((q[None], k[None], v[None]), None, ("[B, S, H, D]",)),

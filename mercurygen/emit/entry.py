@@ -103,7 +103,7 @@ _CHECK_MESH = """\
     for dim, name in enumerate(MESH):
         line = mesh.mesh[(*place[:dim], slice(None), *place[dim + 1 :])].tolist()
         if dist.get_process_group_ranks(mesh.get_group(name)) != line:
-            raise ValueError(f"mesh: its row of {name} is {line}, the group's not; see make_mesh")
+            raise ValueError(f"mesh: {name} has {line}, its group another order; see make_mesh")
     if q.device.type != mesh.device_type:
         raise ValueError(f"q is on {q.device}, the mesh on {mesh.device_type}")"""
 
