@@ -84,6 +84,7 @@ def check_helpers(rank: int, world: int, text: str, problem: Problem) -> None:
         assert padded.shape == (2, -(-length // multiple) * multiple)
         assert torch.equal(padded[:, :length], x) and not padded[:, length:].any()
         assert torch.equal(module.pad_sequence(x.T, dim=0).T, padded)
+        assert torch.equal(module.pad_sequence(x, dim=-1, value=-100) == -100, padded == 0)
         assert module.shard_sequence(padded, mesh).shape[1] * world == padded.shape[1]
     q, k, v = (x[:, :-3] for x in problem.inputs(torch.float64))
     short = [module.shard_sequence(module.pad_sequence(x), mesh) for x in (q, k, v)]
@@ -140,7 +141,26 @@ def check_modes(rank: int, world: int, text: str, problem: Problem) -> None:
         assert not calls, calls
 
 
+def check_failed_kernel(rank: int, world: int, text: str, problem: Problem) -> None:
+    """A kernel that fails on all ranks leaves nothing in flight: the next call is right."""
+    module, mesh = setup(text)
+    local = own_inputs(module, mesh, problem, torch.float32)
+    want, kernel = module.attention(*local, mesh), module._block_forward
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError("no room")
+
+    module._block_forward = fails
+    try:
+        with pytest.raises(MemoryError):
+            module.attention(*local, mesh)
+    finally:
+        module._block_forward = kernel
+    assert torch.equal(module.attention(*local, mesh), want)
+
+
 CHECKS = [
+    (check_failed_kernel,),
     (check_layout,),
     (check_helpers,),
     (check_refusals,),
