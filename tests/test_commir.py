@@ -18,9 +18,8 @@ from mercurygen.ir.program import Program
 from mercurygen.ir.text import parse, show
 from mercurygen.operators import load
 from mercurygen.schedule import text as schedule_text
-from mercurygen.schedule.apply import attempt, steps
+from mercurygen.schedule.apply import apply, attempt, steps
 from mercurygen.schedule.directives import Directive, Pin
-from mercurygen.schedule.history import after, history
 from mercurygen.schedule.rules import RULES
 from mercurygen.schedule.schedule import Schedule, Target
 from mercurygen.search.space import points, settle
@@ -127,7 +126,7 @@ def partial(source: schedule_text.Source, last: Directive) -> list[tuple[object,
 def test_names_of_an_operator_may_be_long() -> None:
     """As long as its author likes, and words of this text."""
     source = schedule("over=2 body=4", UNIFIED.replace("gpu", "body").replace("node", "over"))
-    program = history(ATTENTION, source.schedule)[-1][1]
+    program = apply(ATTENTION, source.schedule)
     both_ways(program)
     text = show(program)
     for old, new in {
@@ -143,15 +142,15 @@ def test_names_of_an_operator_may_be_long() -> None:
 
 def test_golden_before_and_after() -> None:
     source = schedule("node=2 gpu=4", RING)
-    points = history(ATTENTION, source.schedule, source.spans)
-    assert [label for label, _ in points] == [
-        "before",
+    points = list(steps(ATTENTION, source.schedule, source.spans))
+    assert [str(directive) for directive, _ in points] == [
+        "None",
         "order S: zigzag over node, gpu",
         "pin q, k, v, out, lse: S over node, gpu",
         "parallelize S_q over node, gpu",
         "shift k, v: S_kv along node",
         "shard k, v: S_kv over gpu",
-        "completed",
+        "None",
     ]
     assert show(points[0][1]) == dedent("""\
         program attention
@@ -190,7 +189,7 @@ UNIFIED = "parallelize H over gpu\nparallelize S_q over node\nshift k, v: S_kv a
 
 def test_golden_complete() -> None:
     source = schedule("node=2 gpu=4", UNIFIED)
-    *_, (_, program) = history(ATTENTION, source.schedule, source.spans)
+    program = apply(ATTENTION, source.schedule, source.spans)
     assert show(program) == dedent("""\
         program attention
         mesh node=2 gpu=4
@@ -219,27 +218,6 @@ def test_golden_complete() -> None:
         """)
     commented = show(program).replace("  body", "\n\t# here\n body").replace("\n", "  # a\n")
     assert parse(commented) == program
-
-
-def test_after() -> None:
-    source = schedule("node=2 gpu=4", UNIFIED)
-    points = history(ATTENTION, source.schedule, source.spans)
-
-    def at(wanted: str) -> int:
-        return points.index(after(points, source.spans, wanted))
-
-    assert at("before") == 0 and at("completed") == len(points) - 1
-    assert at("order") == 1 and at(" pin   q, k") == 2
-    assert at("parallelize") == 4 and at("parallelize H") == 3
-    assert at(str(source.spans[3].line)) == 4
-    for wanted in ("shfit k, v", "", "reshard", "99", "9" * 9999, "shift\x00"):
-        with pytest.raises(UserError) as caught:
-            after(points, source.spans, wanted)
-        assert caught.value.slug == "unknown-directive" and caught.value.help
-        assert len(caught.value.render()) < 2000
-    with pytest.raises(UserError) as caught:
-        after(points, source.spans, "shfit k, v: S_kv along node")
-    assert "`shift k, v: S_kv along node`" in caught.value.help
 
 
 # --- the schedule's own text ---------------------------------------------------------------------

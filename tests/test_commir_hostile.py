@@ -10,12 +10,12 @@ from test_commir import ATTENTION, SEED, UNIFIED, both_ways, schedule
 
 from mercurygen.errors import UserError
 from mercurygen.ir.text import parse, show
-from mercurygen.schedule.history import history
+from mercurygen.schedule.apply import apply
 
 
 def good() -> str:
     source = schedule("node=2 gpu=4", UNIFIED)
-    return show(history(ATTENTION, source.schedule)[-1][1])
+    return show(apply(ATTENTION, source.schedule))
 
 
 @pytest.mark.parametrize(
