@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -13,6 +14,7 @@ from emitted import Emitted, one
 from numeric_cases import (
     Problem,
     assert_refused,
+    check_forward,
     check_groups,
     check_slice,
     load_module,
@@ -165,6 +167,33 @@ FOUR.add("no rank at its place", check_unordered, _emitted.late, _problem, [1, 0
 FOUR.add("elsewhere", check_elsewhere, _pair.late, problem_for(2))
 FIXED = Ranks(4, timeout=10)
 FIXED.add("some ranks at their place", check_unordered, _emitted.late, _problem, [3, 1, 0, 2])
+
+
+def check_counted_names(rank: int, world: int, text: str, problem: Problem) -> None:
+    """Groups named by how often a rank has asked for a name, as torch 2.14 does it."""
+    c10d = dist.distributed_c10d
+
+    def by_calls(ranks: list[int]) -> str:
+        c10d._world.group_count += 1
+        return hashlib.sha1(f"{ranks} {c10d._world.group_count}".encode()).hexdigest()
+
+    original, c10d._hash_ranks_to_str = c10d._hash_ranks_to_str, by_calls
+    try:
+        dist.new_group([0])  # asked for by all, held by one
+        for _ in range(rank % 2):
+            dist.new_group([rank], use_local_synchronization=True)
+        check_forward(rank, world, text, problem, torch.float64)
+    finally:
+        c10d._hash_ranks_to_str = original
+
+
+COUNTED = Ranks(4, timeout=30)
+COUNTED.add("counted", check_counted_names, _emitted.late, _problem)
+
+
+def test_names_that_count_calls() -> None:
+    """Ranks that have made different numbers of groups agree on names, by either way to count."""
+    COUNTED.result("counted")
 
 
 def test_mesh_whose_groups_are_not_in_its_order() -> None:
