@@ -8,12 +8,15 @@ outermost first). `mercurygen.lower` turns a complete one into a plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, TypeAlias
 
 from mercurygen.ir.layout import Order
 from mercurygen.ir.mesh import Mesh
 
 SEQUENCE = "S"  # in a schedule: the sequence axis of whichever tensor is meant
+
+CombineKind: TypeAlias = Literal["sum", "softmax", "user"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +33,24 @@ class Tensor:
 
     Attributes:
         name: as in the operator's signature.
-        role: input or output.
+        role: input, output, or derived: made of inputs where their rows live.
         dims: axes of every dimension, the most significant first.
-        dtype: "inputs" (that of the inputs) or "accumulator" (at least float32).
+        dtype: "inputs" (that of the inputs), "accumulator" (at least float32) or "integer".
         pin: per mesh dimension the axis that the caller holds split, or None.
+        reads: of a derived tensor, the inputs that it is made of.
     """
 
     name: str
-    role: Literal["input", "output"]
+    role: Literal["input", "output", "derived"]
     dims: tuple[tuple[str, ...], ...]
     dtype: str
     pin: tuple[str | None, ...]
+    reads: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Every axis that the tensor carries, in the order of its dimensions."""
+        return tuple(axis for dim in self.dims for axis in dim)
 
     def carries(self, axis: str) -> bool:
         """Whether some dimension of the tensor runs over the axis."""
@@ -52,57 +62,90 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Combine:
+    """Outputs that are merged together, along the axes that they do not carry, and how."""
+
+    outputs: tuple[str, ...]
+    kind: CombineKind
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """One level of the nest by which an input comes to the ranks.
+    """How tensors move along one dimension.
 
     Attributes:
-        tensors: that move together.
-        kind: "gather" (all of the dimension at once) or "walk" (tile by tile, relayed).
+        tensors: that move together: inputs, or outputs.
+        kind: "gather" (input: all of the dimension at once), "walk" (tile by tile; an output's
+            partial results go home) or "scatter" (output: partial results are reduce-scattered).
         axis: along which they are stored split.
         dim: the mesh dimension.
+        options: of a walk, see `schedule.directives.Along`.
+        dtype: that partial results cross links in, if not at least float32.
     """
 
     tensors: tuple[str, ...]
-    kind: Literal["gather", "walk"]
+    kind: Literal["gather", "walk", "scatter"]
     axis: str
     dim: str
+    options: tuple[str, ...] = ()
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TileLoop:
+    """A loop over equal parts of what a rank sees of some axes, the first of them major."""
+
+    axes: tuple[str, ...]
+    parts: int
 
 
 @dataclass(frozen=True, slots=True)
 class BorderStep:
-    """One collective at the border: a tensor goes from one split axis to another along `dim`."""
+    """One step at the border: a tensor goes from one split axis to another along `dim`.
+
+    From None (every rank has all of it) it is cut; to None it is gathered.
+    """
 
     tensor: str
-    source: str
-    target: str
+    source: str | None
+    target: str | None
     dim: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """An operator, a problem and a mesh, with what the directives so far have settled.
 
     Attributes:
         operator: its name.
         dtype: of the inputs.
-        mask: "causal" or "full".
-        mask_axes: axis of the rows and of the columns of the mask.
+        mask: "causal", "full" or "window"; "full" of an operator that has none.
+        mask_axes: axis of the rows and of the columns of the mask; none of an operator that has
+            no mask.
         mesh: the mesh.
         axes: of the operator, with extents.
-        tensors: inputs, then outputs.
+        tensors: inputs, derived, then outputs.
         together: tensors that always move as one.
         order: token order, once given.
         parallel: per mesh dimension the axis whose iterations are split, or None.
-        replicated: (tensor, dim) that every rank is given whole.
-        stages: the nest, outermost first.
+        replicated: (tensor, dim): an input that every rank is given whole, an output whose
+            partial results are all-reduced.
+        stages: how the rest moves, the outermost first.
         border: reshards, in order: those of inputs run before the nest, of outputs after it.
         kernel: what runs the body, once given.
+        combines: how contributions to outputs are merged.
+        window: width of a window mask: a row sees itself and the window - 1 before it.
+        loops: axes that are looped over; of the others a body takes all.
+        body: inputs and derived tensors that the body reads.
+        joins: axes that are tiled as one.
+        tiles: the tile loops, outermost first.
+        reduce_dtype: (tensor, dim, dtype): all-reduces in less than float32.
     """
 
     operator: str
     dtype: str
     mask: str
-    mask_axes: tuple[str, str]
+    mask_axes: tuple[str, ...]
     mesh: Mesh
     axes: tuple[Axis, ...]
     tensors: tuple[Tensor, ...]
@@ -113,24 +156,51 @@ class Program:
     stages: tuple[Stage, ...] = ()
     border: tuple[BorderStep, ...] = ()
     kernel: str | None = None
+    combines: tuple[Combine, ...] = ()
+    window: int | None = None
+    loops: tuple[str, ...] = ()
+    body: tuple[str, ...] = ()
+    joins: tuple[tuple[str, ...], ...] = ()
+    tiles: tuple[TileLoop, ...] = ()
+    reduce_dtype: tuple[tuple[str, str, str], ...] = ()
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        """Extent of every axis over all ranks of the group."""
+        return {axis.name: axis.extent for axis in self.axes}
 
     def extent(self, axis: str) -> int:
         """Extent of an axis over all ranks of the group."""
-        return next(a.extent for a in self.axes if a.name == axis)
+        return self.extents[axis]
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of this name."""
         return next(t for t in self.tensors if t.name == name)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
-        """Tensors that the operator reads."""
+        """Tensors that the caller gives."""
         return tuple(t for t in self.tensors if t.role == "input")
 
-    @property
+    @cached_property
+    def derived(self) -> tuple[Tensor, ...]:
+        """Tensors that are made of inputs, once."""
+        return tuple(t for t in self.tensors if t.role == "derived")
+
+    @cached_property
+    def read(self) -> tuple[Tensor, ...]:
+        """Inputs and derived tensors that the body reads."""
+        return tuple(t for t in self.tensors if t.name in self.body)
+
+    @cached_property
     def outputs(self) -> tuple[Tensor, ...]:
         """Tensors that the operator makes."""
         return tuple(t for t in self.tensors if t.role == "output")
+
+    @cached_property
+    def optional(self) -> tuple[str, ...]:
+        """Outputs that are handed out only if asked for: what a softmax merge needs beside."""
+        return tuple(c.outputs[1] for c in self.combines if c.kind == "softmax")
 
     def parallel_axis(self, dim: str) -> str | None:
         """The axis whose iterations are split over a mesh dimension."""

@@ -1,75 +1,126 @@
 """The plan: what one rank does, the same for all ranks.
 
-A small tree of statements. Verifier, interpreter, cost model and emitter all read it: the
-emitter prints it, `mercurygen.lower.trace` plays it for one rank, event by event, and the rest
-read that trace. Levels of the mesh stay recognisable: a nest is a list of stages, each a walk
-around one dimension or a gather over one, and the border wraps the nest.
+A small tree. Verifier, interpreter, cost model and emitter all read it: the emitter prints it,
+`mercurygen.lower.trace` plays it for one rank, event by event, and the rest read that trace. Levels
+of the mesh stay recognisable: a nest is a list of loops, each of stages that walk around one
+dimension or gather over one; reductions follow the nest, and the border wraps both.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import prod
 from typing import Literal
 
-from mercurygen.errors import Refusal
-from mercurygen.ir.layout import Interleaving, interleaving
+from mercurygen.ir.atoms import Atoms, Region
+from mercurygen.ir.layout import Interleaving
 from mercurygen.ir.problem import DTYPES
-from mercurygen.ir.program import BorderStep, Program, Stage
-from mercurygen.lower.visible import MOST_BLOCKS, visible
+from mercurygen.ir.program import CombineKind, Program, Tensor, TileLoop
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Border: an all-to-all along a dimension; one axis is split, another gathered.
+    """Border: an all-to-all along a dimension; one axis is gathered, another split.
 
     Attributes:
         tensors: in the order in which they go, one collective each.
         dim: the mesh dimension.
-        to_heads: from a split sequence to split heads, or back.
-        join: how the ranks' tokens interleave in global order.
-        optional: only if the caller asks for the log-sum-exp.
+        gathered: the axis whose parts join, one from each rank.
+        split: the axis that is cut, one part to each rank.
+        join: how the ranks' parts of `gathered` interleave in global order.
+        deal: how those of `split` do.
+        optional: only if the caller asks for it.
     """
 
     tensors: tuple[str, ...]
     dim: str
-    to_heads: bool
+    gathered: str
+    split: str
     join: Interleaving
+    deal: Interleaving
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Border: tensors that every rank has whole along a dimension are cut there (no transfer), or
+    cut ones are gathered.
+
+    Attributes:
+        tensors: in the order in which they go.
+        dim: the mesh dimension.
+        axis: that is cut, or whose parts join.
+        join: how the ranks' parts interleave.
+        gathers: whether parts are gathered.
+    """
+
+    tensors: tuple[str, ...]
+    dim: str
+    axis: str
+    join: Interleaving
+    gathers: bool
     optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A stage: all parts along a dimension at once, joined in global order."""
+    """A stage: all parts along a dimension at once, joined in global order.
+
+    Attributes:
+        dim: the mesh dimension.
+        join: how the parts interleave.
+        broadcast: of a tile loop, whose part is one rank's: that rank sends it to all.
+    """
 
     dim: str
     join: Interleaving
+    broadcast: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A stage: a ring along a dimension; at step t rank r has the tile of rank r - t."""
+    """A stage: at step t rank r has the tile of rank r - t.
+
+    Attributes:
+        dim: the mesh dimension.
+        direct: every tile straight from its owner, only what is read of it.
+        reverse: r + t instead.
+        both: at step t the tiles of r - t and of r + t.
+        ahead: tiles that are on their way while one is used; 0: none.
+        skew: the other dimension of a skewed pair, by whose coordinate the tiles are ahead.
+    """
 
     dim: str
+    direct: bool = False
+    reverse: bool = False
+    both: bool = False
+    ahead: int = 1
+    skew: str | None = None
+
+
+Stages = tuple["Gather | Walk", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Nest:
-    """The tiles of some inputs come by; the body runs on each.
+class Loop:
+    """The tiles of some inputs come by; what is inside runs on each.
 
     Attributes:
-        tensors: that come by.
-        stages: outermost first.
-        begin: "only" (one tile, one block: its result is the output), "first" (the first tile is
-            one block, whose result the others are merged into) or "empty" (all are merged into
-            zeros and -inf).
+        tensors: that come by; none: only outputs move.
+        axis: along which they are stored split.
+        stages: outermost first. Of a loop whose outputs move, the last is its only walk.
+        outputs: whose partial results for a tile go to its owner.
+        home: how: they travel with the tiles, or go straight to the owner.
+        partner: of a skewed loop, the tensors and the axis that come along `skew` in step.
     """
 
     tensors: tuple[str, ...]
-    stages: tuple[Gather | Walk, ...]
-    begin: Literal["only", "first", "empty"]
+    axis: str
+    stages: Stages
+    outputs: tuple[str, ...] = ()
+    home: Literal["relayed", "direct"] | None = None
+    partner: tuple[tuple[str, ...], str] | None = None
 
     @property
     def leading(self) -> tuple[Gather, ...]:
@@ -78,78 +129,138 @@ class Nest:
         return self.stages[:index]
 
     @property
-    def walking(self) -> tuple[Gather | Walk, ...]:
+    def walking(self) -> Stages:
         """The outermost walk and what is inside it."""
         return self.stages[len(self.leading) :]
 
     @property
+    def walks(self) -> tuple[Walk, ...]:
+        """The walks, outermost first."""
+        return tuple(stage for stage in self.stages if isinstance(stage, Walk))
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """After the nest: partial results of a dimension's ranks become one.
+
+    Attributes:
+        tensors: that are merged together.
+        kind: how.
+        dim: the mesh dimension.
+        axis: along which every rank keeps its part; None: every rank keeps all.
+        join: how the ranks' parts interleave along it.
+        dtype: that the partial results cross links in; None: at least float32.
+    """
+
+    tensors: tuple[str, ...]
+    kind: CombineKind
+    dim: str
+    axis: str | None
+    join: Interleaving | None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """The body on every tile that comes by, and what becomes of its results.
+
+    Attributes:
+        loops: outermost first; those that only gather come first.
+        begin: of the innermost results: "only" (one tile, one block at most: its result is the
+            output), "first" (the first tile is one block, whose result the others are merged
+            into) or "empty" (all are merged into what merges to nothing).
+        reduces: in order.
+    """
+
+    loops: tuple[Loop, ...]
+    begin: Literal["only", "first", "empty"]
+    reduces: tuple[Reduce, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Everything that comes by."""
+        return tuple(name for loop in self.loops for name in loop.tensors)
+
+    @property
+    def stages(self) -> Stages:
+        """The stages of all loops, outermost first."""
+        return tuple(stage for loop in self.loops for stage in loop.stages)
+
+    @property
     def walks(self) -> tuple[str, ...]:
         """Dimensions that are walked, outermost first."""
-        return tuple(stage.dim for stage in self.stages if isinstance(stage, Walk))
+        return tuple(walk.dim for loop in self.loops for walk in loop.walks)
 
 
-def walk_levels(
-    stages: tuple[Gather | Walk, ...],
-) -> list[tuple[str, tuple[Gather, ...]]]:
-    """The walks of a nest, outermost first, each with the gathers of its tiles."""
-    levels: list[tuple[str, tuple[Gather, ...]]] = []
+def walk_levels(stages: Stages) -> list[tuple[Walk, tuple[Gather, ...]]]:
+    """The walks of a loop, outermost first, each with the gathers of its tiles."""
+    levels: list[tuple[Walk, tuple[Gather, ...]]] = []
     for stage in stages:
         match stage:
-            case Walk(dim):
-                levels.append((dim, ()))
+            case Walk():
+                levels.append((stage, ()))
             case Gather():
-                dim, gathers = levels[-1]
-                levels[-1] = (dim, (*gathers, stage))
+                walk, gathers = levels[-1]
+                levels[-1] = (walk, (*gathers, stage))
     return levels
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one rank does: border, nest, border.
+    """What one rank does: border, nest, border; within the tile loops, if there are any.
 
     Attributes:
         program: what it was lowered from.
-        before: swaps of the inputs.
+        before: reshards of the inputs.
         nest: the tiles and the body.
-        after: swaps of the outputs.
+        after: reshards of the outputs.
+        tiles: loops around all that carries their axes, outermost first.
     """
 
     program: Program
-    before: tuple[Swap, ...]
+    before: tuple[Swap | Spread, ...]
     nest: Nest
-    after: tuple[Swap, ...]
+    after: tuple[Swap | Spread, ...]
+    tiles: tuple[TileLoop, ...] = ()
+
+    @cached_property
+    def atoms(self) -> Atoms:
+        """How the axes are cut."""
+        return Atoms(self.program)
 
     @cached_property
     def chunk(self) -> int:
-        """Tokens of one chunk of the sequence."""
-        rows = self.program.mask_axes[0]
-        return self.program.extent(rows) // self.program.order.chunks(self.program.mesh)
+        """Tokens of one atom of the sequence."""
+        return self.atoms.domain.size
 
     @cached_property
     def head_dims(self) -> tuple[str, ...]:
-        """Dimensions that split heads while the body runs."""
-        rows = self.program.mask_axes[0]
-        return tuple(d for d in self.program.mesh.names if self.program.parallel_axis(d) != rows)
+        """Dimensions that split what is no sequence while the body runs."""
+        axes = self.program.mask_axes
+        return tuple(d for d in self.program.mesh.names if self.program.parallel_axis(d) not in axes)
 
     @cached_property
     def row_dims(self) -> tuple[str, ...]:
-        """Dimensions that split the queries while the body runs."""
-        return self.program.parallel_dims(self.program.mask_axes[0])
+        """Dimensions that split the rows of the mask while the body runs."""
+        axes = self.program.mask_axes
+        return self.program.parallel_dims(axes[0]) if axes else ()
 
     def rows(self, coordinate: dict[str, int]) -> tuple[int, ...]:
-        """Chunks of the queries of a rank while the body runs."""
-        held = {dim: (coordinate[dim],) for dim in self.row_dims}
-        return self.program.order.owned(self.program.mesh, held)
+        """Atoms of the rows of a rank while the body runs."""
+        return self.atoms.iterations(self.program.mask_axes[0], coordinate)
 
     def columns(self, owner: dict[str, int]) -> tuple[int, ...]:
-        """Chunks of the tile of an owner, which has a coordinate along every walk."""
-        held = {dim: (owner[dim],) for dim in self.nest.walks}
-        return self.program.order.owned(self.program.mesh, held)
+        """Atoms of the columns of an owner's tile, which has a coordinate along every walk."""
+        axis = self.program.mask_axes[1]
+        walks = [w.dim for loop in self.nest.loops if loop.axis == axis for w in loop.walks]
+        held = {dim: (owner[dim],) for dim in walks}
+        held |= {dim: (owner[dim],) for dim in self.program.parallel_dims(axis)}
+        return self.atoms.owned(self.atoms.order(None, axis), axis, held)
 
     def nbytes(self, name: str, split: tuple[str, ...]) -> int:
         """Bytes of one rank's part of a tensor that is split over these dimensions."""
         tensor, program = self.program.tensor(name), self.program
-        elements = prod(program.extent(axis) for dim in tensor.dims for axis in dim)
+        elements = prod(program.extent(axis) for axis in tensor.axes)
         share = prod(program.mesh.extent(dim) for dim in split)
         return elements // share * self.itemsize(tensor.dtype)
 
@@ -158,95 +269,16 @@ class Plan:
         program, tensor = self.program, self.program.tensor(name)
         return self.nbytes(name, tuple(d for d in program.mesh.names if program.pinned(tensor, d)))
 
+    def region_bytes(self, tensor: Tensor, region: Region, dtype: str | None = None) -> int:
+        """Bytes of a part of a tensor, in its own dtype or another."""
+        return self.atoms.elements(tensor, region) * self.itemsize(dtype or tensor.dtype)
+
     def itemsize(self, dtype: str) -> int:
-        """Bytes of an element: of the inputs' dtype, or of what is accumulated in."""
+        """Bytes of an element: "inputs", "accumulator", "integer", or a dtype by name."""
         size = DTYPES[self.program.dtype]
-        return max(4, size) if dtype == "accumulator" else size
+        named = {"inputs": size, "accumulator": max(4, size), "integer": 8}
+        return named[dtype] if dtype in named else DTYPES[dtype]
 
-
-def lower(program: Program) -> Plan | Refusal:
-    """The plan of a complete program, or why the kernel cannot do it."""
-    nest = _nest(program)
-    after = []
-    for tensor in program.outputs:  # what is only accumulated is handed out if asked for
-        after += _swaps(program, (tensor.name,), tensor.dtype == "accumulator")
-    before = _swaps(program, tuple(t.name for t in program.inputs), False)
-    plan = Plan(program, before, nest, tuple(after))
-    return _fragmented(plan) or plan
-
-
-def _swaps(program: Program, tensors: tuple[str, ...], optional: bool) -> tuple[Swap, ...]:
-    """The border steps of some tensors; those alike along one dimension together."""
-    swaps: dict[tuple[str, Interleaving], Swap] = {}
-    for step in program.border:
-        if step.tensor not in tensors:
-            continue
-        join = interleaving(program.order, program.mesh, step.dim, _whole(program, step))
-        key = step.dim, join
-        before = swaps[key].tensors if key in swaps else ()
-        to_heads = step.source in program.mask_axes
-        swaps[key] = Swap((*before, step.tensor), step.dim, to_heads, join, optional)
-    return tuple(swaps.values())
-
-
-def _whole(program: Program, step: BorderStep) -> tuple[str, ...]:
-    """Dimensions over which a tensor's sequence is not split, beside a border step."""
-    steps = [s for s in program.border if s.tensor == step.tensor]
-    index = steps.index(step)
-    to_heads = step.source in program.mask_axes
-    # towards heads, earlier steps have joined their dimension; back, later ones hold theirs joined
-    joined = {s.dim for s in (steps[:index] if to_heads else steps[index + 1 :])}
-    tensor = program.tensor(step.tensor)
-    split = {d for d in program.mesh.names if program.pinned(tensor, d) in program.mask_axes}
-    return tuple(d for d in program.order.dims if d in joined or d not in split)
-
-
-def _nest(program: Program) -> Nest:
-    stages: list[Gather | Walk] = []
-    rows = program.mask_axes[0]
-    held = [d for d in program.mesh.names if program.parallel_axis(d) != rows]
-    held += [dim for _, dim in program.replicated]
-    for stage in program.stages:
-        if stage.kind == "walk":
-            stages.append(Walk(stage.dim))
-            continue
-        stages.append(Gather(stage.dim, interleaving(program.order, program.mesh, stage.dim, held)))
-        held.append(stage.dim)
-    tensors = _brought(program.stages) or _not_rows(program)
-    walks = any(isinstance(stage, Walk) for stage in stages)
-    own = not program.replicated and not any(isinstance(stage, Gather) for stage in stages)
-    whole = program.mask == "full" or own
-    begin = ("first" if walks else "only") if whole else "empty"
-    return Nest(tensors, tuple(stages), begin)
-
-
-def _brought(stages: tuple[Stage, ...]) -> tuple[str, ...]:
-    return stages[0].tensors if stages else ()
-
-
-def _not_rows(program: Program) -> tuple[str, ...]:
-    rows = program.mask_axes[0]
-    return tuple(t.name for t in program.inputs if not t.carries(rows))
-
-
-def _fragmented(plan: Plan) -> Refusal | None:
-    """Refuse a tile that the mask cuts into too many blocks."""
-    program = plan.program
-    if program.mask == "full":
-        return None
-    worst = 0
-    places = [range(program.mesh.extent(dim)) for dim in plan.nest.walks]
-    owners = [plan.columns(dict(zip(plan.nest.walks, p, strict=True))) for p in product(*places)]
-    for place in product(*(range(program.mesh.extent(dim)) for dim in plan.row_dims)):
-        rows = plan.rows(dict(zip(plan.row_dims, place, strict=True)))
-        for cols in owners:
-            worst = max(worst, len(visible(program.mask, rows, cols)))
-    if worst <= MOST_BLOCKS:
-        return None
-    return Refusal(
-        "mask-too-fragmented",
-        lambda: (
-            f"the causal mask cuts a tile into {worst} blocks; at most {MOST_BLOCKS} are worth it",
-            "split heads over the inner dimensions and the sequence over the outer ones",
-        ),
-    )
+    def partial(self, tensor: Tensor) -> str:
+        """The dtype that contributions to an output are merged in."""
+        return "integer" if tensor.dtype == "integer" else "accumulator"

@@ -1,55 +1,83 @@
-"""Bytes of what one kernel call makes: the emitted `_block_forward` and `_merge`."""
+"""Bytes of what one kernel call makes: of torch's attention, as emitted, and of any other body."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import Block
+from mercurygen.lower.visible import Block, tokens_of
 
-HEAD_MULTIPLE = 8  # the kernel wants heads of a multiple of 8; others are padded with zeros
+HEAD_MULTIPLE = 8  # torch's kernel wants heads of a multiple of 8; others are padded with zeros
+ATEN = "aten"
+
+Extents = Mapping[str, int]  # of a call: how many indices along every axis it is given
 
 
 def padded_width(plan: Plan) -> int:
-    """Head size that the kernel runs with: that of keys and values alike, padded."""
+    """Head size that torch's kernel runs with: that of keys and values alike, padded."""
     widest = max(plan.program.extent("D"), plan.program.extent("D_v"))
     return -(-widest // HEAD_MULTIPLE) * HEAD_MULTIPLE
 
 
+def local_extents(plan: Plan) -> dict[str, int]:
+    """Indices of every axis that a rank works on in one part of the tile loops."""
+    program, atoms = plan.program, plan.atoms
+    found = {}
+    for axis in program.axes:
+        split = prod(program.mesh.extent(dim) for dim in program.parallel_dims(axis.name))
+        found[axis.name] = axis.extent // split // atoms.parts(axis.name)
+    return found
+
+
 def local_heads(plan: Plan) -> tuple[int, int]:
     """Query heads and key/value heads of a rank while the body runs."""
-    split = prod(plan.program.mesh.extent(dim) for dim in plan.head_dims)
-    kv_heads = plan.program.extent("H") // split
-    return kv_heads * plan.program.extent("G"), kv_heads
+    extents = local_extents(plan)
+    return extents["H"] * extents["G"], extents["H"]
+
+
+def with_block(plan: Plan, extents: Extents, block: Block | None) -> dict[str, int]:
+    """The extents of a call on a block, of those of a whole tile."""
+    if block is None:
+        return dict(extents)
+    rows, cols = plan.program.mask_axes
+    height, width = tokens_of(block, plan.chunk)
+    return {**extents, rows: height, cols: width}
 
 
 def extent_of(block: Block, plan: Plan) -> tuple[int, int]:
     """Rows and columns of a block, in tokens."""
-    return (
-        (block.rows[1] - block.rows[0]) * plan.chunk,
-        (block.cols[1] - block.cols[0]) * plan.chunk,
+    return tokens_of(block, plan.chunk)
+
+
+def share_bytes(plan: Plan, extents: Extents) -> tuple[int, ...]:
+    """Of a call's own share of every output.
+
+    torch's attention makes out in the dtype of the inputs and as wide as it is padded; any other
+    body makes what its outputs are accumulated in.
+    """
+    if plan.program.kernel == ATEN:
+        rows = extents["B"] * extents["S_q"] * extents["H"] * extents["G"]
+        wide = padded_width(plan) * plan.itemsize("inputs")
+        return rows * wide, rows * plan.itemsize("accumulator")
+    return tuple(
+        prod(extents[axis] for axis in tensor.axes) * plan.itemsize(plan.partial(tensor))
+        for tensor in plan.program.outputs
     )
 
 
-def share_bytes(plan: Plan, block: Block) -> tuple[int, int]:
-    """A block's own out, in the inputs' dtype and as wide as the kernel makes it, and its lse."""
-    height, _ = extent_of(block, plan)
-    rows = plan.program.extent("B") * height * local_heads(plan)[0]
-    return (
-        rows * padded_width(plan) * plan.itemsize("inputs"),
-        rows * plan.itemsize("accumulator"),
-    )
-
-
-def scratch_bytes(plan: Plan, block: Block, merge: bool) -> int:
+def scratch_bytes(plan: Plan, extents: Extents, merge: bool) -> int:
     """Most bytes alive in the call beside what it leaves behind.
 
-    The padded copies live while the kernel runs; a merge holds the share, two vectors the size
-    of its lse (their difference, and the weight), then one of them and the share widened.
+    torch's attention: the padded copies live while the kernel runs; a merge holds the share, two
+    vectors the size of its lse (their difference, and the weight), then one of them and the share
+    widened. Any other body: its share while it is merged.
     """
-    height, width = extent_of(block, plan)
-    heads, kv_heads = local_heads(plan)
-    batch, padded = plan.program.extent("B"), padded_width(plan)
+    if plan.program.kernel != ATEN:
+        return sum(share_bytes(plan, extents)) if merge else 0
+    batch, padded = extents["B"], padded_width(plan)
+    heads, kv_heads = extents["H"] * extents["G"], extents["H"]
+    height, width = extents["S_q"], extents["S_kv"]
     element = padded * plan.itemsize("inputs")
     pads = 0
     if plan.program.extent("D") != padded:
@@ -58,9 +86,18 @@ def scratch_bytes(plan: Plan, block: Block, merge: bool) -> int:
         pads += batch * width * kv_heads * element
     if not merge:
         return pads
-    out, lse = share_bytes(plan, block)
+    out, lse = share_bytes(plan, extents)
+    return out + lse + max(pads, merge_bytes(plan, batch * height * heads))
+
+
+def merge_bytes(plan: Plan, rows: int) -> int:
+    """Bytes that a softmax merge of a share in the inputs' dtype needs beside it.
+
+    Args:
+        rows: of out, over batch and heads too.
+    """
+    lse = rows * plan.itemsize("accumulator")
     widened = 0
     if plan.itemsize("inputs") < plan.itemsize("accumulator"):
-        rows = batch * height * heads
         widened = rows * plan.program.extent("D_v") * plan.itemsize("accumulator")
-    return out + lse + max(pads, 2 * lse, lse + widened)
+    return max(2 * lse, lse + widened)

@@ -1,39 +1,22 @@
 """A plan played for one rank: the emitted module's own shape, on buffers that hold nothing.
 
-The functions below are those of an emitted module, statement for statement. A buffer lives as
-long as a Python variable refers to it, here as there, so that what is alive at any moment, and
-with it the peak, is what a run of the module shows.
+The functions here, and those that they build on (`border`, `nest`, `walks`), are those of an
+emitted module, statement for statement. A buffer lives as long as a Python variable refers to it,
+here as there (`recorder`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import product
 
-from mercurygen.lower.events import (
-    Alloc,
-    Batch,
-    Buffer,
-    Cast,
-    Collective,
-    Event,
-    Fill,
-    Free,
-    Kernel,
-    Message,
-    Pack,
-    Return,
-    Trace,
-    Unpack,
-    Wait,
-)
-from mercurygen.lower.plan import Gather, Plan, Swap, walk_levels
-from mercurygen.lower.sizes import scratch_bytes, share_bytes
-from mercurygen.lower.visible import Block, visible
-
-Tiles = tuple["_Live", ...]
-Owners = dict[str, int]
-Levels = list[tuple[str, tuple[Gather, ...]]]
+from mercurygen.ir.program import Tensor
+from mercurygen.lower.border import Border, Flight, Step
+from mercurygen.lower.events import Derive, Return, Trace
+from mercurygen.lower.nest import Named, named
+from mercurygen.lower.plan import Gather, Loop, Plan, Swap
+from mercurygen.lower.recorder import Tile, Works
 
 
 def trace(plan: Plan, rank: int, *, with_lse: bool = False) -> Trace:
@@ -41,313 +24,245 @@ def trace(plan: Plan, rank: int, *, with_lse: bool = False) -> Trace:
     return _Player(plan, rank).play(with_lse)
 
 
-class _Live:
-    """A buffer while something refers to it."""
-
-    __slots__ = ("number", "nbytes", "_events")
-
-    def __init__(self, number: int, nbytes: int, events: list[Event]) -> None:
-        self.number, self.nbytes, self._events = number, nbytes, events
-
-    def __del__(self) -> None:
-        self._events.append(Free(self.number))
-
-
-class _Works(NamedTuple):
-    """Transfers on their way: as torch's do, they hold on to their buffers."""
-
-    ops: tuple[int, ...]
-    buffers: Tiles
-
-
-class _Player:
+class _Player(Border):
     """One rank at work."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
-        self.plan, self.rank = plan, rank
-        self.mesh = plan.program.mesh
-        self.place = self.mesh.coordinate(rank)
-        self.events: list[Event] = []
-        self.buffers: list[Buffer] = []
-        self.ops = 0
-
-    def empty(self, label: str, nbytes: int) -> _Live:
-        """A new buffer."""
-        number = len(self.buffers)
-        self.buffers.append(Buffer(label, nbytes))
-        self.events.append(Alloc(number))
-        return _Live(number, nbytes, self.events)
+        super().__init__(plan, rank)
+        self.kept: Named = {}
+        self.returned: list[Tile] = []
 
     def play(self, with_lse: bool) -> Trace:
-        """The public function: border, nest, border."""
-        plan, program = self.plan, self.plan.program
-        caller = {t.name: self.empty(t.name, plan.held_bytes(t.name)) for t in program.inputs}
-        inputs = {name: live.number for name, live in caller.items()}
-        tensors = dict(caller)
-        for swap in plan.before:
-            swapped = [self.to_heads(tensors[name], swap, name) for name in swap.tensors]
-            tensors.update(zip(swap.tensors, swapped, strict=True))
-            del swapped
-        rows = [t.name for t in program.inputs if t.name not in plan.nest.tensors]
-        tiles = tuple(tensors[name] for name in plan.nest.tensors)
-        out, lse = self.attend([tensors[name] for name in rows], tiles)
-        del tiles
-        for swap in plan.after:
-            if not swap.optional:
-                out = self.to_sequence(out, swap, "out")
-        self.events.append(Return("out", out.number))
-        if with_lse:
-            for swap in plan.after:
-                if swap.optional:
-                    lse = self.to_sequence(lse, swap, "lse")
-            self.events.append(Return("lse", lse.number))
-        events = tuple(self.events)
-        return Trace(self.rank, events, tuple(self.buffers), inputs)
+        """The public function: border, nest, border; or the tile loops around them."""
+        caller = {}
+        for tensor in self.program.inputs:
+            region = self.atoms.pinned(tensor, self.place)
+            caller[tensor.name] = self.tile(tensor.name, tensor, region)
+        inputs = {name: x.live.number for name, x in caller.items()}
+        tensors = {**caller, **self.derived(caller)}
+        wanted = [t for t in self.program.outputs if with_lse or t.name not in self.program.optional]
+        if self.plan.tiles:
+            self.play_tiles(tensors, wanted)
+        else:
+            self.play_whole(tensors, wanted)
+        return Trace(self.rank, tuple(self.events), tuple(self.buffers), inputs)
 
-    # --- border -------------------------------------------------------------------------------
+    def derived(self, caller: Named) -> Named:
+        """Tensors that are made of inputs, where their rows live."""
+        found = {}
+        for tensor in self.program.derived:
+            region = self.atoms.pinned(tensor, self.place)
+            found[tensor.name] = x = self.tile(tensor.name, tensor, region)
+            reads = tuple(caller[name].live.number for name in tensor.reads)
+            self.events.append(Derive(reads, x.live.number))
+        return found
 
-    def to_heads(self, x: _Live, swap: Swap, label: str) -> _Live:
-        """Heads are split along the dimension, and its tokens joined."""
-        received = self.all_to_all(self.pack(x, swap, "heads", label), swap.dim, label)
-        joined = self.empty(f"{label} by heads", received.nbytes)
-        self.events.append(Unpack(received.number, joined.number, "sequence", swap.join))
-        return joined
+    def steps_of(self, tensor: Tensor) -> tuple[Step, ...]:
+        """A tensor's reshards, in order."""
+        around = self.plan.after if tensor.role == "output" else self.plan.before
+        return tuple(step for step in around if tensor.name in step.tensors)
 
-    def to_sequence(self, x: _Live, swap: Swap, label: str) -> _Live:
-        """Tokens go to the ranks along the dimension that own them, and heads are joined."""
-        received = self.all_to_all(self.pack(x, swap, "sequence", label), swap.dim, label)
-        joined = self.empty(f"{label} by sequence", received.nbytes)
-        self.events.append(Unpack(received.number, joined.number, "heads", swap.join))
-        return joined
+    def play_whole(self, tensors: Named, wanted: list[Tensor]) -> None:
+        """Without tile loops."""
+        paths = {x.tensor.name: self.path(x.tensor, self.steps_of(x.tensor)) for x in tensors.values()}
+        for step in self.plan.before:
+            resharded = []
+            for name in step.tensors:
+                region = paths[name][1 + self.steps_of(tensors[name].tensor).index(step)]
+                resharded.append(self.reshard(tensors[name], step, region))
+            tensors = {**tensors, **named(tuple(resharded))}
+            del resharded
+        self.kept = tensors  # as the variables of the function: to its end
+        results = self.nest(tensors)
+        for tensor in wanted:
+            x, steps = results.pop(tensor.name), self.steps_of(tensor)
+            for step, region in zip(steps, self.path(tensor, steps)[1:], strict=True):
+                x = self.reshard(x, step, region)
+            self.events.append(Return(tensor.name, x.live.number))
+            self.returned.append(x)
 
-    def pack(self, x: _Live, swap: Swap, by: str, label: str) -> _Live:
-        """A copy with one part for every rank along the dimension, without any padding."""
-        parts = self.empty(f"{label} in parts", self.plan.held_bytes(label))
-        self.events.append(Pack(x.number, parts.number, by, swap.join))
-        return parts
+    # --- tile loops ---------------------------------------------------------------------------
 
-    def all_to_all(self, parts: _Live, dim: str, label: str) -> _Live:
-        """Part i to rank i, one part from each."""
-        received = self.empty(f"{label} from {dim}", parts.nbytes)
-        op = self.next_op()
-        self.events.append(Collective(op, dim, "all-to-all", parts.number, received.number))
-        self.events.append(Wait(op))
-        return received
-
-    def next_op(self) -> int:
-        """A number for a transfer."""
-        self.ops += 1
-        return self.ops
-
-    # --- nest ---------------------------------------------------------------------------------
-
-    def attend(self, rows: list[_Live], tiles: Tiles) -> tuple[_Live, _Live]:
-        """The body on every tile that comes by."""
-        nest = self.plan.nest
-        if nest.begin == "empty":
-            return self.attend_empty(rows, tiles)
-        if nest.begin == "only":
-            return self.share(rows, self.lead(tiles), {})
-        walk = self.walk(self.lead(tiles))
-        owner, tile = next(walk)
-        out, lse = self.share(rows, tile, owner)
-        out = self.widen(out)
-        for owner, tile in walk:
-            for block in self.blocks(owner):
-                self.kernel(rows, tile, (out, lse), block, merge=True)
-        return self.narrow(out), lse
-
-    def attend_empty(self, rows: list[_Live], tiles: Tiles) -> tuple[_Live, _Live]:
-        """The same, from nothing: no tile covers all rows at once."""
-        if not self.plan.nest.walking:
-            tiles = self.lead(tiles)
-            out, lse = self.nothing()
-            for block in self.blocks({}):
-                self.kernel(rows, tiles, (out, lse), block, merge=True)
-            return self.narrow(out), lse
-        walk = self.walk(self.lead(tiles))
-        out, lse = self.nothing()
-        for owner, tile in walk:
-            for block in self.blocks(owner):
-                self.kernel(rows, tile, (out, lse), block, merge=True)
-        return self.narrow(out), lse
-
-    def nothing(self) -> tuple[_Live, _Live]:
-        """What merges to nothing: zeros and -inf."""
-        elements = self.plan.nbytes("out", self.mesh.names) // self.plan.itemsize("inputs")
-        out = self.empty("out", elements * self.plan.itemsize("accumulator"))
-        lse = self.empty("lse", self.plan.nbytes("lse", self.mesh.names))
-        self.events.append(Fill((out.number, lse.number)))
-        return out, lse
-
-    def lead(self, tiles: Tiles) -> Tiles:
-        """The gathers outside every walk."""
-        for stage in self.plan.nest.leading:
-            tiles = self.gather(tiles, stage)
-        return tiles
-
-    def blocks(self, owner: Owners) -> tuple[Block, ...]:
-        """What the mask leaves of an owner's tile."""
-        program = self.plan.program
-        return visible(program.mask, self.plan.rows(self.place), self.plan.columns(owner))
-
-    def walk(self, tiles: Tiles) -> Iterator[tuple[Owners, Tiles]]:
-        """Yield (owner, tiles) for every tile of the nest."""
-        levels = walk_levels(self.plan.nest.walking)
-        if len(levels) > 1:
-            return self.walk_tiles(tiles, levels)
-        dim, gathers = levels[0]
-        return self.gathered(self.ring(tiles, dim, None), gathers)
-
-    def gathered(self, walk: Iterator, gathers: tuple[Gather, ...]) -> Iterator:
-        """A walk with every tile gathered over some dimensions."""
-        for stage in gathers:
-            walk = self.gather_ahead(walk, stage)
-        return walk
-
-    def walk_tiles(self, tiles: Tiles, levels: Levels) -> Iterator[tuple[Owners, Tiles]]:
-        """Rings inside rings; their buffers are kept from tile to tile."""
-        spares, longer = [], 1
-        for dim, gathers in levels:
-            spares.append(self.spare(dim, tiles, longer))
-            for stage in gathers:
-                longer *= self.mesh.extent(stage.dim)
-        held: list[Tiles | None] = [None] * len(levels)  # the loop variables of the nest
-        yield from self.level(levels, spares, held, tiles, {})
-
-    def level(
-        self,
-        levels: Levels,
-        spares: list[list[Tiles]],
-        held: list[Tiles | None],
-        tiles: Tiles,
-        owner: Owners,
-    ) -> Iterator[tuple[Owners, Tiles]]:
-        """The loops of a nest from one level inwards; `owner` says where the outer ones are."""
-        index = len(owner)
-        dim, gathers = levels[index]
-        for part, tile in self.gathered(self.ring(tiles, dim, spares[index]), gathers):
-            held[index] = tile
-            if index + 1 == len(levels):
-                yield {**owner, **part}, tile
+    def play_tiles(self, tensors: Named, wanted: list[Tensor]) -> None:
+        """Parts one after the other; the next one's transfers run under this one's body."""
+        tensors = self.kept = self.bring_whole(tensors)
+        self.led = True
+        whole = {
+            t.name: self.tile(t.name, t, self.path(t, self.steps_of(t))[-1]) for t in wanted
+        }
+        parts = list(self.parts_of_loops())
+        flights = self.start_part(tensors, parts[0])
+        results: Named | None = None
+        leaving: deque = deque()
+        for index, part in enumerate(parts):
+            self.enter(part)
+            ready = self.finish_part(tensors, flights)
+            flights = {}
+            if index + 1 < len(parts):
+                flights = self.start_part(tensors, parts[index + 1])
+                self.enter(part)
+            found = self.scope(self.plan.nest.loops, ready)
+            del ready
+            if results is None:
+                results = found
             else:
-                yield from self.level(levels, spares, held, tile, {**owner, **part})
+                self.merge(found, results)
+            del found
+            while leaving:
+                self.finish_leaving(*leaving.popleft(), whole)
+                self.enter(part)
+            if index + 1 == len(parts) or self.leaves(part, parts[index + 1]):
+                leaving.append((part, self.start_leaving(results, wanted)))
+                results = None
+        while leaving:
+            self.finish_leaving(*leaving.popleft(), whole)
+        for tensor in wanted:
+            self.events.append(Return(tensor.name, whole[tensor.name].live.number))
+            self.returned.append(whole[tensor.name])
 
-    def spare(self, dim: str, tiles: Tiles, longer: int) -> list[Tiles]:
-        """Two sets of receive buffers for a ring, or the one that a ring of two needs."""
-        count = min(2, self.mesh.extent(dim) - 1)
-        names = self.plan.nest.tensors
-        return [
-            tuple(
-                self.empty(f"{name} arriving along {dim}", x.nbytes * longer)
-                for name, x in zip(names, tiles, strict=True)
+    def parts_of_loops(self) -> Iterator[dict[str, tuple[int, int]]]:
+        """Per iteration of the tile loops, which part of every axis."""
+        spans = []
+        for loop in self.plan.tiles:
+            each = self.atoms.loop_parts(loop.axes)
+            counts = [each[axis] for axis in loop.axes]
+            spans.append(
+                [
+                    {axis: (i, n) for axis, i, n in zip(loop.axes, place, counts, strict=True)}
+                    for place in product(*map(range, counts))
+                ]
             )
-            for _ in range(count)
-        ]
+        for chosen in product(*spans):
+            yield {axis: at for part in chosen for axis, at in part.items()}
 
-    def ring(self, tiles: Tiles, dim: str, spare: list[Tiles] | None) -> Iterator:
-        """Yield (owner, tiles) for every rank, ours first; the next arrive while one is used."""
-        size, me = self.mesh.extent(dim), self.place[dim]
-        spare = self.spare(dim, tiles, 1) if spare is None else spare
-        for step in range(size - 1):
-            arriving = spare[step % 2]
-            works = self.shift(tiles, arriving, dim)
-            yield {dim: (me - step) % size}, tiles
-            self.wait(works)
-            tiles = arriving
-        yield {dim: (me + 1) % size}, tiles
+    def enter(self, part: dict[str, tuple[int, int]]) -> None:
+        """A part begins: it is what is worked on."""
+        self.part, self.limits = part, {}
+        for axis, (index, parts) in part.items():
+            atoms = self.atoms.iterations(axis, self.place)
+            size = len(atoms) // parts
+            self.limits[axis] = atoms[index * size : (index + 1) * size]
 
-    def shift(self, tiles: Tiles, into: Tiles, dim: str) -> _Works:
-        """Start sending tiles to the next rank of the ring and receiving the previous rank's."""
-        size, me = self.mesh.extent(dim), self.place[dim]
-        op = self.next_op()
-        recvs = tuple(Message((me - 1) % size, x.number) for x in into)
-        sends = tuple(Message((me + 1) % size, x.number) for x in tiles)
-        self.events.append(Batch(op, dim, sends, recvs))
-        return _Works((op,), (*into, *tiles))
+    def leaves(self, part: dict, following: dict) -> bool:
+        """Whether the results of a part are complete: the next one is of other results."""
+        carried = {axis for t in self.program.outputs for axis in t.axes}
+        return any(part[axis] != following[axis] for axis in part if axis in carried)
 
-    def wait(self, works: _Works) -> None:
-        """Wait for transfers."""
-        self.events += [Wait(op) for op in works.ops]
+    def tiled(self, tensor: Tensor) -> bool:
+        """Whether the tile loops cut a tensor."""
+        return any(tensor.carries(axis) for loop in self.plan.tiles for axis in loop.axes)
 
-    def gather(self, tiles: Tiles, stage: Gather) -> Tiles:
-        """All tiles along a dimension, joined in global order."""
-        parts = self.parts(tiles, stage)
-        return self.finish_gather(parts, self.start_gather(tiles, parts, stage), stage)
-
-    def gather_ahead(self, walk: Iterator, stage: Gather) -> Iterator:
-        """Gather every tile of a walk; the next one's gather runs while one is used."""
-        owner, tiles = next(walk)
-        parts = self.parts(tiles, stage)
-        works = self.start_gather(tiles, parts, stage)
-        gathered = self.finish_gather(parts, works, stage)
-        for following, tiles in walk:  # noqa: B020 - as in the module: the name is bound anew
-            works = self.start_gather(tiles, parts, stage)
-            yield owner, gathered
-            owner, gathered = following, self.finish_gather(parts, works, stage)
-        yield owner, gathered
-
-    def parts(self, tiles: Tiles, stage: Gather) -> Tiles:
-        """Buffers for the parts of all ranks along a dimension."""
-        names, size = self.plan.nest.tensors, self.mesh.extent(stage.dim)
+    def leading(self, tensor: Tensor) -> tuple[tuple[Loop, int, Gather], ...]:
+        """The gathers of a tensor that are outside every walk."""
         return tuple(
-            self.empty(f"{name} from {stage.dim}", x.nbytes * size)
-            for name, x in zip(names, tiles, strict=True)
+            (loop, depth, stage)
+            for loop in self.plan.nest.loops
+            if tensor.name in loop.tensors
+            for depth, stage in enumerate(loop.leading)
         )
 
-    def start_gather(self, tiles: Tiles, parts: Tiles, stage: Gather) -> _Works:
-        """Start one all-gather per tensor."""
-        ops = []
-        for x, into in zip(tiles, parts, strict=True):
-            ops.append(self.next_op())
-            self.events.append(Collective(ops[-1], stage.dim, "all-gather", x.number, into.number))
-        return _Works(tuple(ops), (*tiles, *parts))
+    def bring_whole(self, tensors: Named) -> Named:
+        """What the tile loops do not cut, resharded and gathered once."""
+        for name, x in tensors.items():
+            if self.tiled(x.tensor):
+                continue
+            steps = self.steps_of(x.tensor)
+            for step, region in zip(steps, self.path(x.tensor, steps)[1:], strict=True):
+                x = self.reshard(x, step, region)
+            for loop, depth, stage in self.leading(x.tensor):
+                (x,) = self.gather(loop, depth, (x,), stage)
+            tensors = {**tensors, name: x}
+        return tensors
 
-    def finish_gather(self, parts: Tiles, works: _Works, stage: Gather) -> Tiles:
-        """Wait for the parts, and copy them into global order."""
-        self.wait(works)
-        joined = []
-        for name, x in zip(self.plan.nest.tensors, parts, strict=True):
-            joined.append(self.empty(f"{name} gathered over {stage.dim}", x.nbytes))
-            self.events.append(Unpack(x.number, joined[-1].number, "sequence", stage.join))
-        return tuple(joined)
+    def start_part(self, tensors: Named, part: dict) -> dict[str, tuple]:
+        """Start what brings a part of every tensor that is cut: all but its last step is done."""
+        self.enter(part)
+        return {
+            name: self.start_tensor(x)
+            for name, x in tensors.items()
+            if self.tiled(x.tensor) and name in self.program.body
+        }
 
-    # --- one block ----------------------------------------------------------------------------
+    def start_tensor(self, x: Tile) -> tuple:
+        """Start what brings a part of one tensor: ("here", tile) or what `finish_tensor` ends."""
+        steps, gathers = self.steps_of(x.tensor), self.leading(x.tensor)
+        path = self.path(x.tensor, steps)
+        for index, (step, region) in enumerate(zip(steps, path[1:], strict=True)):
+            region = self.of_part(x.tensor, region)
+            moves = isinstance(step, Swap) or step.gathers
+            if moves and index + 1 == len(steps) and not gathers:
+                return "border", self.start(x, step), region
+            x = self.reshard(x, step, region)
+        for index, (loop, depth, stage) in enumerate(gathers):
+            if index == 0 and not steps:
+                x = self.cut_part(x, stage)
+            if index + 1 == len(gathers):
+                held = self.parts((x,), stage)
+                return "gather", self.start_of(loop, x, held, stage), (loop, depth, x, held, stage)
+            (x,) = self.gather(loop, depth, (x,), stage)
+        return "here", x, None
 
-    def kernel(
-        self, rows: list[_Live], tiles: Tiles, outputs: tuple[_Live, ...], block: Block, merge: bool
-    ) -> None:
-        """The body on one block; its share is merged into the outputs, or is them."""
-        inputs = tuple(x.number for x in (*rows, *tiles))
-        numbers = tuple(x.number for x in outputs)
-        scratch = scratch_bytes(self.plan, block, merge)
-        self.events.append(Kernel(inputs, numbers, block, merge, scratch))
+    def cut_part(self, x: Tile, stage: Gather) -> Tile:
+        """A part of what is stored, dense; of a broadcast, what the root has of it."""
+        if stage.broadcast:
+            axis = next(a for a in x.tensor.axes if a in self.part)
+            wanted = set(self.limits[axis])
+            mine = tuple(a for a in x.atoms(axis) if a in wanted)
+            index = x.tensor.axes.index(axis)
+            region = (*x.region[:index], self.limits[axis], *x.region[index + 1 :])
+            if not mine:
+                return self.tile(f"a part of {x.tensor.name}", x.tensor, region, x.dtype)
+            return self.dense(x, region)
+        return self.dense(x, self.of_part(x.tensor, x.region))
 
-    def share(self, rows: list[_Live], tiles: Tiles, owner: Owners) -> tuple[_Live, _Live]:
-        """The result of a tile that is one block of all rows."""
-        (block,) = self.blocks(owner)
-        out, lse = (
-            self.empty(name, nbytes)
-            for name, nbytes in zip(("out", "lse"), share_bytes(self.plan, block), strict=True)
-        )
-        self.kernel(rows, tiles, (out, lse), block, merge=False)
-        return out, lse
+    def start_of(self, loop: Loop, x: Tile, held: tuple[Tile, ...], stage: Gather) -> Works:
+        """Start the gather, or the broadcast, of a part."""
+        if not stage.broadcast:
+            return self.start_gather(loop, (x,), held, stage)
+        axis = next(a for a in x.tensor.axes if a in self.part)
+        index, parts = self.part[axis]
+        root = index * self.mesh.extent(stage.dim) // parts
+        return self.collective("broadcast", stage.dim, x, x, root=root)
 
-    def widen(self, out: _Live) -> _Live:
-        """In the accumulator's dtype; the same buffer if it is that already."""
-        if self.plan.itemsize("inputs") == self.plan.itemsize("accumulator"):
-            return out
-        return self.cast(out, self.plan.itemsize("accumulator"))
+    def finish_part(self, tensors: Named, flights: dict[str, tuple]) -> Named:
+        """Wait for a part of every tensor that is cut."""
+        found = dict(tensors)
+        for name, (kind, flight, more) in flights.items():
+            if kind == "here":
+                found[name] = flight
+            elif kind == "border":
+                self.wait(flight.works)
+                found[name] = self.joined(flight.received, flight.step, more)
+            else:
+                loop, depth, x, held, stage = more
+                if stage.broadcast:
+                    self.wait(flight)
+                    found[name] = x
+                    continue
+                (found[name],) = self.finish_gather(loop, depth, (x,), held, flight, stage)
+        return found
 
-    def narrow(self, out: _Live) -> _Live:
-        """In the inputs' dtype; the same buffer if it is that already."""
-        if self.plan.itemsize("inputs") == self.plan.itemsize("accumulator"):
-            return out
-        return self.cast(out, self.plan.itemsize("inputs"))
+    def start_leaving(self, results: Named, wanted: list[Tensor]) -> dict[str, tuple]:
+        """Reduce complete results, and start their way to the caller."""
+        for reduce in self.plan.nest.reduces:
+            results = self.reduce(results, reduce)
+        results = self.narrow(results)
+        found: dict[str, tuple] = {}
+        for tensor in wanted:
+            x, steps = results[tensor.name], self.steps_of(tensor)
+            path = self.path(tensor, steps)
+            for step, region in zip(steps[:-1], path[1:-1], strict=True):
+                x = self.reshard(x, step, self.of_part(tensor, region))
+            found[tensor.name] = ("put", x) if not steps else ("join", self.start(x, steps[-1]))
+        return found
 
-    def cast(self, out: _Live, itemsize: int) -> _Live:
-        """A copy with elements of another size."""
-        elements = self.plan.nbytes("out", self.mesh.names) // self.plan.itemsize("inputs")
-        other = self.empty("out", elements * itemsize)
-        self.events.append(Cast(out.number, other.number))
-        return other
+    def finish_leaving(self, part: dict, leaving: dict[str, tuple], whole: Named) -> None:
+        """Put results into their place."""
+        self.enter(part)
+        for name, (kind, what) in leaving.items():
+            if kind == "put":
+                self.put(what, whole[name])
+                continue
+            flight: Flight = what
+            self.wait(flight.works)
+            self.joined_into(flight.received, flight.step, whole[name])

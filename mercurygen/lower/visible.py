@@ -1,7 +1,8 @@
 """Which part of a tile the mask leaves, as blocks that a kernel can do.
 
-Rows and columns are ascending lists of chunks of the sequence. A kernel does a block that is full,
-or a square that the diagonal cuts; a tile is cut into such blocks, in row order.
+Rows and columns are ascending lists of atoms of the sequence. torch's kernel does a block that is
+full, or a square that the diagonal cuts; a tile is cut into such blocks, in row order. An
+operator's own body masks by position: its tiles are only trimmed to what is live.
 """
 
 from __future__ import annotations
@@ -11,35 +12,71 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
+from mercurygen.ir.domain import Domain
+
 MOST_BLOCKS = 8  # of one tile: beyond that the kernel calls are too small
+POSITIONS = "body"  # the kernel that masks by position: the operator's own lines
 
 
 class Block(NamedTuple):
-    """A part of a tile: half-open ranges of row and column chunks.
+    """A part of a tile: half-open ranges of row and column atoms.
 
     Attributes:
-        rows: (start, stop) among the row chunks.
-        cols: (start, stop) among the column chunks.
-        causal: whether the diagonal cuts it; it is then square.
+        rows: (start, stop) among the row atoms.
+        cols: (start, stop) among the column atoms.
+        causal: whether the mask cuts it; for torch's kernel it is then square.
+        below: of a striped square: the diagonal itself is dead, so that all rows but the first
+            see all columns but the last, as a causal square.
     """
 
     rows: tuple[int, int]
     cols: tuple[int, int]
     causal: bool
+    below: bool = False
 
 
-@lru_cache(maxsize=65536)
-def visible(mask: str, rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Block, ...]:
+class NotCuttable(Exception):
+    """A tile that the mask does not leave in blocks that the kernel can do; says why."""
+
+
+def visible(
+    domain: Domain, kernel: str, rows: tuple[int, ...], cols: tuple[int, ...]
+) -> tuple[Block, ...]:
     """Blocks of rows x cols that the mask leaves; together they cover each live pair once.
 
     Args:
-        mask: "full" or "causal".
-        rows: chunks of the queries, ascending.
-        cols: chunks of the keys, ascending.
-    """
-    if mask == "full":
-        return (Block((0, len(rows)), (0, len(cols)), False),)
+        domain: of the mask.
+        kernel: that runs the body.
+        rows: atoms of the queries, ascending.
+        cols: atoms of the keys, ascending.
 
+    Raises:
+        NotCuttable: the kernel cannot do what the mask leaves.
+    """
+    found = _visible(domain, kernel == POSITIONS, rows, cols)
+    if isinstance(found, str):
+        raise NotCuttable(found)
+    return found
+
+
+@lru_cache(maxsize=65536)
+def _visible(
+    domain: Domain, by_position: bool, rows: tuple[int, ...], cols: tuple[int, ...]
+) -> tuple[Block, ...] | str:
+    if not rows or not cols:
+        return ()
+    if domain.mask == "full":
+        return (Block((0, len(rows)), (0, len(cols)), False),)
+    if by_position:
+        return _trimmed(domain, rows, cols)
+    if domain.mask == "window":
+        return "the far edge of a window cuts tiles where the kernel only knows the diagonal"
+    if domain.striped:
+        return _striped(domain, rows, cols)
+    return _causal(rows, cols)
+
+
+def _causal(rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Block, ...]:
     def kind(row: int) -> tuple[bool, int]:  # rows of one kind, next to each other, are a block
         before, own = bisect_left(cols, rows[row]), rows[row] in cols
         return own, before - row if own else before
@@ -48,19 +85,55 @@ def visible(mask: str, rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Bl
     for (own, _), run in groupby(range(len(rows)), kind):
         first, *rest = run
         span = (first, first + len(rest) + 1)
-        before = bisect_left(cols, rows[first])  # chunks that lie wholly before these
+        before = bisect_left(cols, rows[first])  # atoms that lie wholly before these
         if before:
             blocks.append(Block(span, (0, before), False))
-        if own:  # their own chunks: a square on the diagonal
+        if own:  # their own atoms: a square on the diagonal
             blocks.append(Block(span, (before, before + len(rest) + 1), True))
     return tuple(blocks)
 
 
-def live_pairs(block: Block, chunk: int) -> int:
-    """Live (query, key) pairs of a block, with `chunk` tokens a chunk.
+def _striped(
+    domain: Domain, rows: tuple[int, ...], cols: tuple[int, ...]
+) -> tuple[Block, ...] | str:
+    """Both are every n-th token: row i then sees column j if j <= i, or if j < i."""
+    for atoms in (rows, cols):
+        step = domain.count // len(atoms)
+        if atoms != tuple(range(atoms[0], domain.count, step)) or atoms[0] >= step:
+            return "the tokens of several stripes are not evenly spaced"
+    if len(rows) != len(cols):
+        return "rows and columns of a striped tile are not equally spaced"
+    below = rows[0] < cols[0]
+    if below and len(rows) * domain.size == 1:
+        return ()
+    return (Block((0, len(rows)), (0, len(cols)), True, below),)
+
+
+def _trimmed(domain: Domain, rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Block, ...]:
+    """One block: the rows and the columns that have any live pair, and those between them."""
+    live = [[domain.kind(row, col) for col in cols] for row in rows]
+    seeing = [i for i, line in enumerate(live) if any(kind != "dead" for kind in line)]
+    if not seeing:
+        return ()
+    seen = [j for j in range(len(cols)) if any(line[j] != "dead" for line in live)]
+    span, width = (seeing[0], seeing[-1] + 1), (seen[0], seen[-1] + 1)
+    whole = all(kind == "full" for line in live[slice(*span)] for kind in line[slice(*width)])
+    return (Block(span, width, not whole),)
+
+
+def tokens_of(block: Block, size: int) -> tuple[int, int]:
+    """Rows and columns of a block that the kernel is given, in tokens, with `size` an atom."""
+    less = 1 if block.below else 0
+    return (
+        (block.rows[1] - block.rows[0]) * size - less,
+        (block.cols[1] - block.cols[0]) * size - less,
+    )
+
+
+def live_pairs(block: Block, size: int) -> int:
+    """Live (query, key) pairs of a block, with `size` tokens an atom; by the causal square.
 
     A square of n tokens on the diagonal has n (n + 1) / 2.
     """
-    height = (block.rows[1] - block.rows[0]) * chunk
-    width = (block.cols[1] - block.cols[0]) * chunk
+    height, width = tokens_of(block, size)
     return height * (height + 1) // 2 if block.causal else height * width

@@ -6,38 +6,66 @@ from collections.abc import Iterator
 
 from mercurygen.errors import Refusal, Span, UserError
 from mercurygen.ir.mesh import Mesh, cover
+from mercurygen.ir.operator import Combine as OperatorCombine
 from mercurygen.ir.operator import Operator
-from mercurygen.ir.problem import Problem
-from mercurygen.ir.program import Axis, Program, Tensor
-from mercurygen.schedule.complete import Fault, complete
+from mercurygen.ir.problem import Problem, Sizes
+from mercurygen.ir.program import Axis, Combine, Program, Tensor
+from mercurygen.schedule.complete import complete
 from mercurygen.schedule.directives import Directive, Pin
 from mercurygen.schedule.rules import RULES
 from mercurygen.schedule.schedule import Schedule
+from mercurygen.schedule.stories import Fault
 
 
-def start(operator: Operator, problem: Problem, mesh: Mesh) -> Program:
-    """The operator on a mesh, nothing distributed yet."""
+def start(operator: Operator, problem: Problem | Sizes, mesh: Mesh) -> Program:
+    """The operator on a mesh, nothing distributed yet.
+
+    Raises:
+        UserError: `operator-not-bound`.
+    """
     extents = problem.axes
     unbound = [axis.name for axis in operator.axes if axis.name not in extents]
-    if unbound or operator.mask is None:
+    if unbound:
         raise UserError(
             "operator-not-bound",
-            f"the problem gives no extent to {', '.join(unbound) or 'a mask'} of {operator.name}",
-            help="this version schedules attention: its axes are " + ", ".join(extents),
+            f"the problem gives no extent to {', '.join(unbound)} of {operator.name}",
+            help="it gives: " + ", ".join(extents),
         )
     pin = (None,) * len(mesh.dims)
-    tensors = (Tensor(t.name, t.role, t.dims, t.dtype, pin) for t in operator.tensors)
+    reads = {each.tensor: each.reads for each in operator.derivations}
+    ordered = (*operator.inputs, *operator.derived, *operator.outputs)
+    tensors = (
+        Tensor(t.name, t.role, t.dims, t.dtype, pin, reads.get(t.name, ())) for t in ordered
+    )
     return Program(
         operator=operator.name,
         dtype=problem.dtype,
-        mask=problem.mask,
-        mask_axes=operator.mask.axes,
+        mask=problem.mask if operator.mask else "full",
+        mask_axes=operator.mask.axes if operator.mask else (),
         mesh=mesh,
         axes=tuple(Axis(axis.name, extents[axis.name]) for axis in operator.axes),
         tensors=tuple(tensors),
         together=operator.together,
         parallel=pin,
+        combines=tuple(Combine(c.outputs, c.kind) for c in _combines(operator)),
+        window=problem.window,
+        loops=operator.loop_axes,
+        body=operator.body_reads,
     )
+
+
+def _combines(operator: Operator) -> Iterator[OperatorCombine]:
+    """Of outputs in the signature's order; sums one by one, and what needs none as a sum."""
+    met: set[str] = set()
+    for tensor in operator.outputs:
+        if tensor.name in met:
+            continue
+        combine = operator.combine_of(tensor.name)
+        if combine is None or combine.kind == "sum":
+            yield OperatorCombine((tensor.name,), "sum", (0,))
+        else:
+            yield combine
+            met |= set(combine.outputs)
 
 
 def steps(
@@ -64,7 +92,7 @@ def steps(
         yield directive, program
     settled, fault = complete(program)
     if fault is not None:
-        raise fault.refusal.error(_place(schedule, spans, fault))
+        raise _error(schedule, spans, fault)
     yield None, settled
 
 
@@ -105,11 +133,25 @@ def attempt(program: Program, directives: tuple[Directive, ...]) -> Program | Re
     return settled if fault is None else fault.refusal
 
 
-def _place(schedule: Schedule, spans: tuple[Span, ...], fault: Fault) -> Span | None:
-    """The line that a fault is about: the last with its word, if possible with what it names."""
-    found = None
+def _error(schedule: Schedule, spans: tuple[Span, ...], fault: Fault) -> UserError:
+    """A fault of several lines, at one of them, with a note that shows the other."""
+    error = fault.refusal.error(_place(schedule, spans, fault.word, fault.mention))
+    other = fault.rival and _place(schedule, spans, *fault.rival)
+    if not other or (error.span and other.line == error.span.line):
+        return error
+    note = f"it conflicts with line {other.line}: `{other.text.strip()}`"
+    return UserError(error.slug, error.message, span=error.span, note=note, help=error.help)
+
+
+def _place(
+    schedule: Schedule, spans: tuple[Span, ...], word: str | None, mention: str
+) -> Span | None:
+    """The last line with a word, if possible with what it names."""
+    found, named = None, False
     for directive, span in zip(schedule.directives, spans, strict=False):
         words = str(directive).replace(",", " ").replace(":", " ").split()
-        if words[0] == fault.word and (fault.mention in words or not fault.mention or not found):
-            found = span
+        if words[0] != word:
+            continue
+        if mention in words or not mention or not found or not named:
+            found, named = span, mention in words or named
     return found

@@ -1,4 +1,4 @@
-"""What only holds once all directives are in: stories of tensors, borders, sizes."""
+"""What only holds once all directives are in: pins, order, sizes, borders."""
 
 from __future__ import annotations
 
@@ -7,44 +7,62 @@ from dataclasses import replace
 from math import prod
 
 from mercurygen.errors import Refusal
+from mercurygen.ir.atoms import Atoms
 from mercurygen.ir.layout import Order
 from mercurygen.ir.problem import divisors, nearest_multiples
 from mercurygen.ir.program import BorderStep, Program, Tensor
+from mercurygen.schedule.stories import Fault, fault_of_stories
 
-SETTLED = tuple[Program, None] | tuple[None, "Fault"]
-
-
-class Fault:
-    """A refusal, and the word of the directive that it is about (None: the mesh)."""
-
-    def __init__(self, refusal: Refusal, word: str | None, mention: str = "") -> None:
-        self.refusal, self.word, self.mention = refusal, word, mention
+SETTLED = tuple[Program, None] | tuple[None, Fault]
+OWN_BODY = "body"  # the kernel that is the operator's own lines
+ATEN_OPERATORS = ("attention",)
 
 
 def complete(program: Program) -> SETTLED:
     """The program with its order and border settled, or why it is not legal."""
     program = _with_default_pins(program)
-    fault = _fault_of_stories(program)
+    fault = fault_of_stories(program)
     if fault:
         return None, fault
     split = sequence_dims(program)
     if program.order is None:
         kind = "zigzag" if program.mask == "causal" and split else "contiguous"
         program = replace(program, order=Order(kind, split))
-    program = replace(program, kernel=program.kernel or "aten")
-    fault = _fault_of_order(program, split) or _fault_of_sizes(program)
+    kernel = "aten" if program.operator in ATEN_OPERATORS else OWN_BODY
+    program = replace(program, kernel=program.kernel or kernel)
+    fault = _fault_of_order(program, split) or _fault_of_sizes(program) or _fault_of_tiles(program)
     if fault:
         return None, fault
     return _settle_border(program)
 
 
 def _with_default_pins(program: Program) -> Program:
-    """Where no line pins anything, callers hold slices of the sequence over all dimensions."""
+    """Where no line pins anything: slices of the sequence over all dimensions.
+
+    What has no sequence is held, and wanted, as the schedule stores it.
+    """
     if any(any(tensor.pin) for tensor in program.tensors):
-        return program
+        return _with_derived_pins(program)
 
     def pinned(tensor: Tensor) -> Tensor:
-        return replace(tensor, pin=(program.sequence(tensor),) * len(program.mesh.dims))
+        sequence = program.sequence(tensor)
+        if sequence is not None:
+            return replace(tensor, pin=(sequence,) * len(program.mesh.dims))
+        stored = tuple(program.stored(tensor, dim) for dim in program.mesh.names)
+        return replace(tensor, pin=stored)
+
+    return _with_derived_pins(replace(program, tensors=tuple(map(pinned, program.tensors))))
+
+
+def _with_derived_pins(program: Program) -> Program:
+    """A derived tensor lies where the rows of what it is made of lie."""
+
+    def pinned(tensor: Tensor) -> Tensor:
+        if tensor.role != "derived":
+            return tensor
+        source = program.tensor(tensor.reads[0])
+        pin = tuple(axis if axis and tensor.carries(axis) else None for axis in source.pin)
+        return replace(tensor, pin=pin)
 
     return replace(program, tensors=tuple(map(pinned, program.tensors)))
 
@@ -62,65 +80,6 @@ def sequence_dims(program: Program) -> tuple[str, ...]:
     )
 
 
-def _fault_of_stories(program: Program) -> Fault | None:
-    for dim in program.mesh.names:
-        axis = program.parallel_axis(dim)
-        if axis is None:
-            return Fault(_unused(program, dim), None)
-        for tensor in program.tensors:
-            refusal = _story(program, tensor, dim, axis)
-            if refusal:
-                return refusal
-    return None
-
-
-def _unused(program: Program, dim: str) -> Refusal:
-    return Refusal(
-        "dimension-unused",
-        lambda: (
-            f"the mesh dimension {dim}={program.mesh.extent(dim)} splits nothing",
-            f"write `parallelize S_q over {dim}` or `parallelize H over {dim}`",
-        ),
-    )
-
-
-def _story(program: Program, tensor: Tensor, dim: str, axis: str) -> Fault | None:
-    stages = [s for s in program.stages if s.dim == dim and tensor.name in s.tensors]
-    whole = (tensor.name, dim) in program.replicated
-    word = "replicate" if whole else "shard" if stages and stages[0].kind == "gather" else "shift"
-    if tensor.carries(axis):
-        if not stages and not whole:
-            return None
-        explain = (
-            f"{tensor.name} carries {axis}, which {dim} splits: each rank has its own part",
-            f"drop {tensor.name} along {dim} from the `{word}`",
-        )
-        return Fault(Refusal("already-local", lambda: explain), word, dim)
-    if stages and whole:
-        explain = (
-            f"{tensor.name} is both replicated over {dim} and stored split there",
-            "each tensor has one story per dimension: keep one of the two lines",
-        )
-        return Fault(Refusal("two-stories", lambda: explain), "replicate", dim)
-    if whole and program.pinned(tensor, dim) is not None:
-        explain = (
-            f"{tensor.name} is pinned {program.pinned(tensor, dim)} over {dim}: "
-            "nobody gives a rank all of it",
-            f"write `shard {tensor.name}: {program.sequence(tensor)} over {dim}`",
-        )
-        return Fault(Refusal("replicate-needs-pin", lambda: explain), "replicate", dim)
-    if not stages and not whole:
-        sequence = program.sequence(tensor)
-        group = next((g for g in program.together if tensor.name in g), (tensor.name,))
-        explain = (
-            f"{tensor.name} does not carry {axis}: how does it come to the ranks along {dim}?",
-            f"write `shift {', '.join(group)}: {sequence} along {dim}` "
-            f"or `shard {', '.join(group)}: {sequence} over {dim}`",
-        )
-        return Fault(Refusal("no-story", lambda: explain), "parallelize", dim)
-    return None
-
-
 def _fault_of_order(program: Program, split: tuple[str, ...]) -> Fault | None:
     if program.order.dims == split:
         return None
@@ -133,11 +92,13 @@ def _fault_of_order(program: Program, split: tuple[str, ...]) -> Fault | None:
 
 
 def _fault_of_sizes(program: Program) -> Fault | None:
-    rows = program.mask_axes[0]
-    extent, order = program.extent(rows), program.order
-    refusal = sequence_refusal(extent, order.kind, order.ranks(program.mesh))
-    if refusal:
-        return Fault(refusal, "order")
+    if program.mask_axes:
+        order = program.order
+        for axis in program.mask_axes:
+            extent = program.extent(axis)
+            refusal = sequence_refusal(extent, order.kind, order.ranks(program.mesh))
+            if refusal:
+                return Fault(refusal, "order")
     for axis in program.axes:
         if axis.name in program.mask_axes:
             continue
@@ -150,9 +111,82 @@ def _fault_of_sizes(program: Program) -> Fault | None:
     return None
 
 
+def _fault_of_tiles(program: Program) -> Fault | None:
+    atoms = Atoms(program)
+    for loop in program.tiles:
+        parts = atoms.loop_parts(loop.axes)
+        seen = [
+            program.extent(axis)
+            // prod(program.mesh.extent(dim) for dim in program.parallel_dims(axis))
+            for axis in loop.axes
+        ]
+        if prod(parts.values()) != loop.parts or any(
+            size % parts[axis] for axis, size in zip(loop.axes, seen, strict=True)
+        ):
+            name = "_".join(loop.axes)
+            legal = divisors(prod(seen))
+            return Fault(
+                Refusal(
+                    "tile-parts",
+                    lambda name=name, loop=loop, legal=legal: (
+                        f"{name} has {prod(seen)} on a rank, which is not {loop.parts} equal parts",
+                        f"it has the divisors {legal}",
+                    ),
+                ),
+                "tile",
+                loop.axes[0],
+            )
+        for axis in loop.axes:
+            fault = _fault_of_sequence_tile(program, axis)
+            if fault:
+                return fault
+    for axis in program.axes:
+        count = atoms.count[axis.name]
+        if axis.extent % count:
+            legal = nearest_multiples(axis.extent, count)
+            return Fault(
+                Refusal(
+                    "not-divisible",
+                    lambda axis=axis, count=count, legal=legal: (
+                        f"{axis.name}={axis.extent} is cut into {count} parts by this schedule",
+                        f"nearest legal: {legal}",
+                    ),
+                ),
+                "parallelize",
+                axis.name,
+            )
+    return None
+
+
+def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
+    """Tiles of a sequence: not where its tokens interleave, nor where it moves."""
+    if axis not in program.mask_axes:
+        return None
+    if program.order.kind == "striped":
+        explain = ("tiles of a striped sequence are no stripes", "use another order")
+        return Fault(Refusal("tile-striped", lambda: explain), "tile", axis, ("order", "S"))
+    moving = [s.dim for s in program.stages if s.axis == axis]
+    border = [
+        dim
+        for tensor in program.tensors
+        if tensor.carries(axis)
+        for dim in program.mesh.names
+        if program.pinned(tensor, dim) != program.stored(tensor, dim)
+    ]
+    if moving or border:
+        explain = (
+            f"{axis} is stored split over {(moving or border)[0]} and exchanged there: its parts "
+            "are no runs of what a rank sends",
+            "tile another axis",
+        )
+        return Fault(Refusal("tile-of-moved", lambda: explain), "tile", axis)
+    return None
+
+
 def _split_sets(program: Program, axis: str) -> Iterator[tuple[str, ...]]:
     """Every set of dimensions over which some tensor has the axis split at one time."""
     names = program.mesh.names
+    yield program.parallel_dims(axis)
     for tensor in program.tensors:
         yield tuple(d for d in names if program.pinned(tensor, d) == axis)
         yield tuple(d for d in names if program.stored(tensor, d) == axis)
@@ -193,7 +227,7 @@ def sequence_refusal(seq: int, kind: str, ranks: int) -> Refusal | None:
 
 
 def _indivisible(axis: str, extent: int, dims: tuple[str, ...], ranks: int) -> Refusal:
-    what = {"H": "kv_heads", "B": "batch"}.get(axis, axis)
+    what = {"H": "kv_heads", "B": "batch", "G": "queries per key/value head"}.get(axis, axis)
     slug = "heads-not-divisible" if axis == "H" else "not-divisible"
     return Refusal(
         slug,
@@ -207,16 +241,6 @@ def _indivisible(axis: str, extent: int, dims: tuple[str, ...], ranks: int) -> R
 
 def _settle_border(program: Program) -> SETTLED:
     needed = needed_border(program)
-    for step in needed:
-        if not _is_swap(program, step):
-            explain = (
-                f"{step.tensor} is pinned {step.source or 'replicated'} over {step.dim} "
-                f"where the schedule has {step.target or 'all of it'}: this version only "
-                "swaps a split sequence for split heads, and back for outputs",
-                f"pin {step.tensor}: S over {step.dim}, or parallelize what it is pinned by",
-            )
-            refusal = Refusal("reshard-not-supported", lambda explain=explain: explain)
-            return None, Fault(refusal, "pin")
     if not program.border:
         return replace(program, border=needed), None
     if sorted(map(_key, program.border)) != sorted(map(_key, needed)):
@@ -241,13 +265,6 @@ def _settle_border(program: Program) -> SETTLED:
     return program, None
 
 
-def _is_swap(program: Program, step: BorderStep) -> bool:
-    """Whether a step trades a split sequence for split heads (an input), or back (an output)."""
-    is_input = any(tensor.name == step.tensor for tensor in program.inputs)
-    sequence, heads = (step.source, step.target) if is_input else (step.target, step.source)
-    return sequence in program.mask_axes and heads == "H"
-
-
 def _key(step: BorderStep) -> tuple:
     return (step.tensor, step.dim, step.source, step.target)
 
@@ -260,7 +277,7 @@ def needed_border(program: Program) -> tuple[BorderStep, ...]:
     """
     steps = []
     for dim in program.mesh.names:
-        for tensor in program.inputs:
+        for tensor in program.read:
             pinned, stored = program.pinned(tensor, dim), program.stored(tensor, dim)
             if pinned != stored:
                 steps.append(BorderStep(tensor.name, pinned, stored, dim))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mercurygen.errors import UserError, closest, shorten
 from mercurygen.ir.layout import ORDERS
 from mercurygen.ir.lexer import Line
+from mercurygen.ir.problem import DTYPES
 from mercurygen.schedule.directives import (
     Along,
     Directive,
@@ -84,13 +85,17 @@ def _parse_shard(line: Line) -> Shard:
     line.mark(":")
     axis = line.name("an axis")
     line.word("over")
-    return Shard(tensors, axis, line.names("mesh dimension"))
+    return Shard(tensors, axis, line.names("mesh dimension"), _parse_as(line))
 
 
 def _parse_replicate(line: Line) -> Replicate:
     tensors = line.names("tensor")
     line.word("over")
-    return Replicate(tensors, line.names("mesh dimension"))
+    return Replicate(tensors, line.names("mesh dimension"), _parse_as(line))
+
+
+def _parse_as(line: Line) -> str | None:
+    return line.word(*DTYPES) if line.take("as") else None
 
 
 def _parse_shift(line: Line) -> Shift:
@@ -103,13 +108,13 @@ def _parse_shift(line: Line) -> Shift:
         along.append(_parse_along(line))
         if along[-1].dim in {one.dim for one in along[:-1]}:
             raise line.error("named-twice", f"mesh dimension {along[-1].dim!r} is named twice")
-    return Shift(tensors, axis, tuple(along))
+    return Shift(tensors, axis, tuple(along), _parse_as(line))
 
 
 def _parse_along(line: Line) -> Along:
     dim = line.name("a mesh dimension")
     options = []
-    while not line.done() and not line.text[line.place :].lstrip().startswith(","):
+    while not line.done() and not line.text[line.place :].lstrip().startswith((",", "as ")):
         option = line.word(*SHIFT_OPTIONS)
         if option == "prefetch":
             option = f"prefetch {line.number_('a number of tiles')}"

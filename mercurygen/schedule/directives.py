@@ -1,8 +1,7 @@
 """What a schedule can say: one immutable record per directive, each with its text.
 
 `str(directive)` is the line of a `.sched` file; `mercurygen.schedule.directive_text` reads it
-back. The records hold more than this version lowers (direct, both, skewed, tile, join, reorder):
-those are refused by `mercurygen.schedule.apply`, by name.
+back.
 """
 
 from __future__ import annotations
@@ -73,27 +72,38 @@ class Parallelize:
         return f"parallelize {self.axis} over {listed(self.dims)}"
 
 
+def _as(dtype: str | None) -> str:
+    return f" as {dtype}" if dtype else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """`shard k, v: S_kv over gpu`: stored split, gathered where all of it is needed."""
+    """`shard k, v: S_kv over gpu`: stored split, gathered where all of it is needed.
+
+    Of an output: partial results are reduce-scattered, crossing links in `dtype` (None: at least
+    float32).
+    """
 
     tensors: tuple[str, ...]
     axis: str
     dims: tuple[str, ...]
+    dtype: str | None = None
 
     def __str__(self) -> str:
-        return f"shard {listed(self.tensors)}: {self.axis} over {listed(self.dims)}"
+        over = f"{self.axis} over {listed(self.dims)}{_as(self.dtype)}"
+        return f"shard {listed(self.tensors)}: {over}"
 
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """`replicate k, v over gpu`: every rank is given all of it."""
+    """`replicate k, v over gpu`: every rank is given all of it; of an output: all-reduced."""
 
     tensors: tuple[str, ...]
     dims: tuple[str, ...]
+    dtype: str | None = None
 
     def __str__(self) -> str:
-        return f"replicate {listed(self.tensors)} over {listed(self.dims)}"
+        return f"replicate {listed(self.tensors)} over {listed(self.dims)}{_as(self.dtype)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +112,8 @@ class Along:
 
     Attributes:
         dim: the mesh dimension.
-        options: words that follow it, sorted: "direct", "reverse", "both", "skewed", or
-            ("prefetch", n) as "prefetch n".
+        options: words that follow it, sorted: "direct", "reverse", "both", "skewed",
+            "prefetch n".
     """
 
     dim: str
@@ -120,6 +130,7 @@ class Shift:
     tensors: tuple[str, ...]
     axis: str
     along: tuple[Along, ...]
+    dtype: str | None = None
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -128,7 +139,7 @@ class Shift:
 
     def __str__(self) -> str:
         along = ", ".join(map(str, self.along))
-        return f"shift {listed(self.tensors)}: {self.axis} along {along}"
+        return f"shift {listed(self.tensors)}: {self.axis} along {along}{_as(self.dtype)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,16 @@
 from mercurygen.schedule import directives as d
 from mercurygen.schedule.rules import (
     border,
-    later,
+    join,
     order,
     parallelize,
     patch,
     pin,
+    reorder,
     replicate,
     shard,
     shift,
+    tile,
 )
 
 RULES = {
@@ -27,7 +29,7 @@ RULES = {
     d.Replicate: replicate,
     d.Shift: shift,
     d.Patch: patch,
-    d.Tile: later,
-    d.Join: later,
-    d.Reorder: later,
+    d.Tile: tile,
+    d.Join: join,
+    d.Reorder: reorder,
 }

@@ -67,35 +67,78 @@ def not_one_story(program: Program, tensors: tuple[str, ...], word: str) -> Refu
     return None
 
 
-def not_brought(
-    program: Program, tensors: tuple[str, ...], axis: str, dims: tuple[str, ...], word: str
+def mixed_roles(program: Program, tensors: tuple[str, ...], word: str) -> Refusal | None:
+    """Inputs and outputs in one line: they move in different ways."""
+    outputs = [name for name in tensors if program.tensor(name).role == "output"]
+    if not outputs or len(outputs) == len(tensors):
+        return None
+    return Refusal(
+        "roles-mixed",
+        lambda: (
+            f"one line says how {', '.join(tensors)} come in and go out",
+            f"write a `{word}` of its own for {', '.join(outputs)}",
+        ),
+    )
+
+
+REDUCE_DTYPES = ("bfloat16", "float16", "float32")
+
+
+def fault_of_dtype(
+    program: Program, tensors: tuple[str, ...], dtype: str | None
 ) -> Refusal | None:
-    """What keeps tensors from being gathered, or shifted, along an axis over dimensions."""
+    """`as bfloat16` of what is no partial result that the library adds up."""
+    if dtype is None:
+        return None
+    if dtype not in REDUCE_DTYPES:
+        return Refusal(
+            "reduce-dtype",
+            lambda: (f"partial results as {dtype}", closest(dtype, REDUCE_DTYPES)),
+        )
+    kinds = {c.kind for c in program.combines for name in c.outputs if name in tensors}
+    if kinds == {"sum"}:
+        return None
+    return Refusal(
+        "reduce-dtype",
+        lambda: (
+            f"{', '.join(tensors)} as {dtype}: only sums may cross links in less than float32",
+            f"leave `as {dtype}` out",
+        ),
+    )
+
+
+def joined_axes(program: Program, name: str) -> tuple[str, ...]:
+    """The axes that a schedule calls by one name: one, or those of a join."""
+    return next((axes for axes in program.joins if "_".join(axes) == name), (name,))
+
+
+def not_brought(
+    program: Program,
+    tensors: tuple[str, ...],
+    axis: str,
+    dims: tuple[str, ...],
+    word: str,
+    dtype: str | None,
+) -> Refusal | None:
+    """What keeps tensors from being gathered, shifted or reduced along an axis over dimensions."""
     found = (
         unknown_tensor(program, tensors)
         or unknown_axis(program, axis)
         or unknown_dim(program, dims)
+        or mixed_roles(program, tensors, word)
         or not_one_story(program, tensors, word)
+        or fault_of_dtype(program, tensors, dtype)
     )
     if found:
         return found
     for name in tensors:
         tensor = program.tensor(name)
-        if tensor.role == "output":
+        if not tensor.carries(axis):
             return Refusal(
-                "output-moves",
-                lambda name=name: (
-                    f"{name} is an output: this version has no {word} of partial results",
-                    f"parallelize an axis that {name} carries, so that it is complete where it is",
-                ),
-            )
-        if program.sequence(tensor) != axis:
-            return Refusal(
-                "not-its-sequence",
+                "not-its-axis",
                 lambda tensor=tensor: (
-                    f"{tensor.name} cannot {word} along {axis}",
-                    f"its ranks hold slices of the sequence: `{word} {', '.join(tensors)}: "
-                    f"{program.sequence(tensor)} …`",
+                    f"{tensor.name} carries no axis {axis}",
+                    f"it carries {', '.join(tensor.axes)}",
                 ),
             )
         for dim in dims:
@@ -104,7 +147,7 @@ def not_brought(
                     return Refusal(
                         "two-stories",
                         lambda name=name, dim=dim: (
-                            f"{name} already comes along {dim} by another directive",
+                            f"{name} already moves along {dim} by another directive",
                             "each tensor has one story per dimension: keep one of the two lines",
                         ),
                     )

@@ -17,6 +17,14 @@ from mercurygen.schedule.rules.common import unknown_dim
 
 def refuse(program: Program, d: OrderTokens) -> Refusal | None:
     """Unknown dimensions, another axis than S, a second order, dimensions out of mesh order."""
+    if not program.mask_axes:
+        return Refusal(
+            "order-axis",
+            lambda: (
+                f"{program.operator} has no sequence to order: it has no mask",
+                "leave the order out",
+            ),
+        )
     if d.axis != SEQUENCE:
         return Refusal(
             "order-axis",
@@ -25,11 +33,6 @@ def refuse(program: Program, d: OrderTokens) -> Refusal | None:
     if program.order is not None:
         return Refusal(
             "order-twice", lambda: ("the order is given twice", "a schedule has one order")
-        )
-    if d.kind == "striped":
-        return Refusal(
-            "not-supported",
-            lambda: ("order striped is not supported by this version", "zigzag balances as well"),
         )
     found = unknown_dim(program, d.dims)
     if found:

@@ -34,22 +34,19 @@ def refuse(program: Program, d: Parallelize) -> Refusal | None:
         return Refusal(
             "axis-not-parallel",
             lambda: (
-                f"{d.axis} cannot be split over {', '.join(d.dims)} by this version",
-                "it splits " + " and ".join(splittable(program)),
+                f"{d.axis} cannot be split over {', '.join(d.dims)}: the body runs over all of it",
+                "it splits " + ", ".join(splittable(program)),
             ),
         )
     return None
 
 
 def splittable(program: Program) -> tuple[str, ...]:
-    """Axes that can be split: every output carries them, so that no result is partial.
+    """Axes that are looped over, and whose iterations may be split.
 
-    Of those, what a caller can hold split: the rows of the mask, and leading head axes.
+    Not an axis that the body takes whole, as attention the components of a head.
     """
-    axes = [axis.name for axis in program.axes]
-    complete = [a for a in axes if all(t.carries(a) for t in program.outputs)]
-    heads = [a for a in complete if all(t.carries(a) for t in program.inputs) and a != "B"]
-    return (program.mask_axes[0], *heads)
+    return program.loops
 
 
 def rewrite(program: Program, d: Parallelize) -> Program:

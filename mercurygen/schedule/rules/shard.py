@@ -1,4 +1,5 @@
-"""`shard k, v: S_kv over gpu`: stored split, gathered where all of it is needed.
+"""`shard k, v: S_kv over gpu`: an input is stored split and gathered where all of it is needed;
+partial results of an output are reduce-scattered.
 
 before: stages
 after:  stages gather k, v: S_kv over gpu
@@ -18,10 +19,12 @@ from mercurygen.schedule.rules.common import in_order, not_brought
 
 def refuse(program: Program, d: Shard) -> Refusal | None:
     """See `not_brought`."""
-    return not_brought(program, d.tensors, d.axis, d.dims, "shard")
+    return not_brought(program, d.tensors, d.axis, d.dims, "shard", d.dtype)
 
 
 def rewrite(program: Program, d: Shard) -> Program:
-    """The program with one more gather per dimension, inside the stages before it."""
-    stages = (Stage(in_order(program, d.tensors), "gather", d.axis, dim) for dim in d.dims)
+    """The program with one more gather, or reduce-scatter, per dimension."""
+    names = in_order(program, d.tensors)
+    kind = "scatter" if program.tensor(names[0]).role == "output" else "gather"
+    stages = (Stage(names, kind, d.axis, dim, dtype=d.dtype) for dim in d.dims)
     return replace(program, stages=(*program.stages, *stages))

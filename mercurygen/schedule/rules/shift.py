@@ -3,7 +3,8 @@
 before: stages
 after:  stages walk k, v: S_kv along node; walk k, v: S_kv along gpu
 
-The first dimension is the outer loop; the inner ring goes once around for every tile of it.
+The first dimension is the outer loop; the inner ring goes once around for every tile of it. Of an
+output the partial results go home, with the tiles that they are of, or straight to the owner.
 """
 
 from __future__ import annotations
@@ -12,25 +13,76 @@ from dataclasses import replace
 
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program, Stage
-from mercurygen.schedule.directives import Shift
+from mercurygen.schedule.directives import Along, Shift
 from mercurygen.schedule.rules.common import in_order, not_brought
+
+MOST_AHEAD = 8  # tiles that a prefetch may hold: more never hides more
+CLASHES = (("both", "reverse"), ("both", "direct"), ("both", "skewed"), ("direct", "skewed"))
 
 
 def refuse(program: Program, d: Shift) -> Refusal | None:
-    """See `not_brought`; and the options that this version does not lower."""
+    """See `not_brought`; and options that do not go together."""
+    found = not_brought(program, d.tensors, d.axis, d.dims, "shift", d.dtype)
+    if found:
+        return found
+    if d.dtype is not None:
+        return Refusal(
+            "reduce-dtype",
+            lambda: (
+                f"results that go home cross links as they are merged, not as {d.dtype}",
+                f"leave `as {d.dtype}` out, or `shard` them",
+            ),
+        )
+    is_output = program.tensor(d.tensors[0]).role == "output"
     for along in d.along:
-        for option in along.options:
+        refusal = _options(along, is_output)
+        if refusal:
+            return refusal
+    return None
+
+
+def _options(along: Along, is_output: bool) -> Refusal | None:
+    words = {option.split()[0] for option in along.options}
+    for one, other in CLASHES:
+        if {one, other} <= words:
             return Refusal(
-                "not-supported",
-                lambda dim=along.dim, option=option: (
-                    f"shift along {dim}: {option} is not supported by this version",
-                    f"write `along {dim}`: relayed, one tile ahead",
+                "options-clash",
+                lambda one=one, other=other: (
+                    f"a shift along {along.dim} cannot be both `{one}` and `{other}`",
+                    "keep one of the two words",
                 ),
             )
-    return not_brought(program, d.tensors, d.axis, d.dims, "shift")
+    if "prefetch" in words and words & {"both", "skewed"}:
+        return Refusal(
+            "options-clash",
+            lambda: (
+                f"along {along.dim} `{min(words - {'prefetch'})}` has a prefetch of its own",
+                "leave `prefetch` out",
+            ),
+        )
+    ahead = next((int(o.split()[1]) for o in along.options if o.startswith("prefetch")), 1)
+    if ahead > MOST_AHEAD:
+        return Refusal(
+            "prefetch-too-far",
+            lambda: (
+                f"prefetch {ahead} along {along.dim} would hold {ahead + 1} tiles",
+                f"at most prefetch {MOST_AHEAD}",
+            ),
+        )
+    odd = words & {"both", "skewed", "prefetch", "reverse"}
+    if is_output and odd:
+        return Refusal(
+            "options-clash",
+            lambda: (
+                f"results that go home along {along.dim} cannot be `{min(odd)}`",
+                "`direct`, or nothing: they follow the tiles that they are of",
+            ),
+        )
+    return None
 
 
 def rewrite(program: Program, d: Shift) -> Program:
     """The program with one more walk per dimension, inside the stages before it."""
-    stages = (Stage(in_order(program, d.tensors), "walk", d.axis, dim) for dim in d.dims)
+    names = in_order(program, d.tensors)
+    stages = (Stage(names, "walk", d.axis, a.dim, a.options, d.dtype) for a in d.along)
     return replace(program, stages=(*program.stages, *stages))

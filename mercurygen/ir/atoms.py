@@ -1,0 +1,157 @@
+"""Atoms: the equal parts that every axis is cut into, finest of all that a schedule asks for.
+
+What a rank holds of a tensor is, per axis, a list of atoms in storage order. Lowering, proofs and
+the interpreter all say it so. A sequence is dealt by the program's order, finer where its tiles
+are looped over; any other axis is cut into contiguous equal parts, in mesh order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from math import lcm, prod
+
+from mercurygen.errors import InternalError
+from mercurygen.ir.domain import Domain
+from mercurygen.ir.layout import Interleaving, Order, interleaving
+from mercurygen.ir.program import Program, Tensor
+
+Region = tuple[tuple[int, ...], ...]  # per axis of a tensor its atoms, in storage order
+Coordinate = Mapping[str, int]
+
+
+class Atoms:
+    """The atoms of a complete program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.mesh = program, program.mesh
+
+    @cached_property
+    def count(self) -> dict[str, int]:
+        """Atoms of every axis."""
+        return {axis.name: self._count(axis.name) for axis in self.program.axes}
+
+    def _count(self, axis: str) -> int:
+        program = self.program
+        if axis in program.mask_axes:
+            finer = [self.parts(each) for each in program.mask_axes]
+            return program.order.chunks(self.mesh) * lcm(*finer)
+        ways = [self._ways(program.parallel_dims(axis))]
+        ways += [self._ways(self.split(t, axis)) for t in program.tensors if t.carries(axis)]
+        return lcm(*ways) * self.parts(axis)
+
+    def _ways(self, dims: Iterable[str]) -> int:
+        return prod(self.mesh.extent(dim) for dim in dims)
+
+    def parts(self, axis: str) -> int:
+        """Parts that the tile loops cut an axis into."""
+        return prod(self.loop_parts(loop.axes)[axis] for loop in self.loops_of(axis)) or 1
+
+    def loops_of(self, axis: str) -> list:
+        """The tile loops that run over an axis, alone or joined with others."""
+        return [loop for loop in self.program.tiles if axis in loop.axes]
+
+    def loop_parts(self, axes: tuple[str, ...]) -> dict[str, int]:
+        """Parts of each axis of a tile loop; the last of joined axes is cut first by the rest."""
+        loop = next(loop for loop in self.program.tiles if loop.axes == axes)
+        parts, left = {}, loop.parts
+        for axis in axes:
+            seen = self.program.extent(axis) // self._ways(self.program.parallel_dims(axis))
+            take = left if axis == axes[-1] or left <= seen else seen
+            parts[axis] = take
+            left = -(-left // take)
+        return parts
+
+    def split(self, tensor: Tensor, axis: str) -> tuple[str, ...]:
+        """The dimensions that split an axis of a tensor, by its pin or in the schedule."""
+        program = self.program
+        return tuple(
+            dim
+            for dim in self.mesh.names
+            if axis in (program.pinned(tensor, dim), program.stored(tensor, dim))
+        )
+
+    def order(self, tensor: Tensor | None, axis: str) -> Order:
+        """How an axis is dealt to the ranks: of a tensor, or of the iterations (None)."""
+        if axis in self.program.mask_axes:
+            return self.program.order
+        dims = self.program.parallel_dims(axis) if tensor is None else self.split(tensor, axis)
+        return Order("contiguous", dims)
+
+    def owned(self, order: Order, axis: str, held: Mapping[str, Iterable[int]]) -> tuple[int, ...]:
+        """The atoms of an axis that some coordinates own, ascending.
+
+        Args:
+            order: of the axis.
+            axis: the axis.
+            held: per dimension of the order the coordinates; one left out is held whole.
+        """
+        chunks = order.owned(self.mesh, held)
+        size = self.count[axis] // order.chunks(self.mesh)
+        if size == 1:
+            return chunks
+        return tuple(chunk * size + i for chunk in chunks for i in range(size))
+
+    def iterations(self, axis: str, here: Coordinate) -> tuple[int, ...]:
+        """The atoms of an axis that a rank works on, over all its steps."""
+        held = {dim: (here[dim],) for dim in self.program.parallel_dims(axis)}
+        return self.owned(self.order(None, axis), axis, held)
+
+    def region(
+        self, tensor: Tensor, here: Coordinate, split: Mapping[str, Iterable[str]]
+    ) -> Region:
+        """What a rank has of a tensor.
+
+        Args:
+            tensor: the tensor.
+            here: the rank's coordinate.
+            split: per axis the dimensions that split it; of an axis left out all is there.
+        """
+        found = []
+        for axis in tensor.axes:
+            held = {dim: (here[dim],) for dim in split.get(axis, ())}
+            found.append(self.owned(self.order(tensor, axis), axis, held))
+        return tuple(found)
+
+    def pinned(self, tensor: Tensor, here: Coordinate) -> Region:
+        """What the caller holds, or wants, of a tensor on a rank."""
+        return self.region(tensor, here, self._by_axis(tensor, tensor.pin))
+
+    def working(self, tensor: Tensor, here: Coordinate) -> Region:
+        """What the schedule works from, or leaves, of a tensor on a rank: between the borders."""
+        stored = tuple(self.program.stored(tensor, dim) for dim in self.mesh.names)
+        return self.region(tensor, here, self._by_axis(tensor, stored))
+
+    def _by_axis(
+        self, tensor: Tensor, split: tuple[str | None, ...]
+    ) -> dict[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {}
+        for dim, axis in zip(self.mesh.names, split, strict=True):
+            if axis is not None:
+                found[axis] = (*found.get(axis, ()), dim)
+        return found
+
+    def join(self, tensor: Tensor, axis: str, dim: str, whole: Iterable[str]) -> Interleaving:
+        """How the ranks' parts along `dim` join when those along `whole` are joined already."""
+        order = self.order(tensor, axis)
+        if dim not in order.dims:
+            raise InternalError(f"{axis} of {tensor.name} is not dealt along {dim}")
+        return interleaving(order, self.mesh, dim, whole)
+
+    @cached_property
+    def domain(self) -> Domain:
+        """Which pairs of atoms of the mask's axes are live."""
+        program = self.program
+        if not program.mask_axes:
+            return Domain("full", None, False, 1, 1)
+        rows = program.mask_axes[0]
+        count = self.count[rows]
+        striped = program.order.kind == "striped"
+        return Domain(program.mask, program.window, striped, count, program.extent(rows) // count)
+
+    def elements(self, tensor: Tensor, region: Region) -> int:
+        """Elements of a part of a tensor."""
+        return prod(
+            len(atoms) * self.program.extent(axis) // self.count[axis]
+            for axis, atoms in zip(tensor.axes, region, strict=True)
+        )

@@ -1,0 +1,306 @@
+"""From a complete program to its plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from mercurygen.errors import Refusal
+from mercurygen.ir.layout import Interleaving, Order, interleaving
+from mercurygen.ir.program import BorderStep, Program, Stage, Tensor
+from mercurygen.lower.plan import Gather, Loop, Nest, Plan, Reduce, Spread, Swap, Walk
+from mercurygen.lower.visible import MOST_BLOCKS, NotCuttable, visible
+
+
+def lower(program: Program) -> Plan | Refusal:
+    """The plan of a complete program, or why the kernel cannot do it."""
+    loops = _loops(program)
+    after: list[Swap | Spread] = []
+    for tensor in program.outputs:  # what is only merged by is handed out if asked for
+        after += _border(program, (tensor.name,), tensor.name in program.optional)
+    before = _border(program, tuple(t.name for t in (*program.inputs, *program.derived)), False)
+    nest = Nest(loops, "empty", _reduces(program))
+    plan = Plan(program, before, nest, tuple(after), program.tiles)
+    try:
+        begin = _begin(plan)
+    except NotCuttable as fault:
+        words = str(fault)
+        return Refusal("mask-not-cuttable", lambda: (words, "use another order, or kernel"))
+    if isinstance(begin, Refusal):
+        return begin
+    return replace(plan, nest=replace(nest, begin=begin))
+
+
+# --- border ---------------------------------------------------------------------------------
+
+
+def _border(program: Program, tensors: tuple[str, ...], optional: bool) -> tuple:
+    """The border steps of some tensors; those alike along one dimension together."""
+    found: dict[tuple, Swap | Spread] = {}
+    for step in program.border:
+        if step.tensor not in tensors:
+            continue
+        made = _step(program, step, optional)
+        key = tuple(getattr(made, f) for f in made.__slots__ if f != "tensors"), type(made)
+        names = found[key].tensors if key in found else ()
+        found[key] = replace(made, tensors=(*names, step.tensor))
+    return tuple(found.values())
+
+
+def _step(program: Program, step: BorderStep, optional: bool) -> Swap | Spread:
+    tensor = program.tensor(step.tensor)
+
+    def join(axis: str) -> Interleaving:
+        return _join(program, tensor, axis, step)
+
+    if step.source is None:
+        axis = step.target
+        return Spread((step.tensor,), step.dim, axis, join(axis), False, optional)
+    if step.target is None:
+        axis = step.source
+        return Spread((step.tensor,), step.dim, axis, join(axis), True, optional)
+    source, target = step.source, step.target
+    return Swap((step.tensor,), step.dim, source, target, join(source), join(target), optional)
+
+
+def _join(program: Program, tensor: Tensor, axis: str, step: BorderStep) -> Interleaving:
+    """How parts interleave at a step: which dimensions of the axis are joined at that time."""
+    steps = [s for s in program.border if s.tensor == step.tensor]
+    before, order = steps[: steps.index(step)], order_of(program, tensor, axis)
+    is_output = tensor.role == "output"
+    now = {
+        dim: program.stored(tensor, dim) if is_output else program.pinned(tensor, dim)
+        for dim in program.mesh.names
+    }
+    now |= {s.dim: s.target for s in before}
+    whole = [dim for dim in order.dims if now[dim] != axis and dim != step.dim]
+    return interleaving(order, program.mesh, step.dim, whole)
+
+
+def order_of(program: Program, tensor: Tensor, axis: str) -> Order:
+    """How an axis of a tensor is dealt: by the program's order, or in contiguous parts."""
+    if axis in program.mask_axes:
+        return program.order
+    ways = (program.pinned, program.stored)
+    dims = (d for d in program.mesh.names if axis in (way(tensor, d) for way in ways))
+    return Order("contiguous", tuple(dims))
+
+
+# --- nest -----------------------------------------------------------------------------------
+
+
+def _loops(program: Program) -> tuple[Loop, ...]:
+    """The stages as loops: a run of stages of the same tensors, cut where outputs leave."""
+    names = [t.name for t in (*program.inputs, *program.derived)]
+    loops: list[Loop] = []
+    gone: set[int] = set()
+    for index, stage in enumerate(program.stages):
+        if index in gone or stage.kind == "scatter":
+            continue
+        if stage.tensors[0] not in names:
+            if not _walked_with(program, stage):
+                loops.append(_alone(stage))
+            continue
+        outputs = _outputs_along(program, stage)
+        partner = _partner(program, index)
+        piece = _piece(program, stage, names, partner and program.stages[partner])
+        skewed = None
+        if partner is not None:
+            gone.add(partner)
+            skewed = (program.stages[partner].tensors, program.stages[partner].axis)
+        open_ = loops and loops[-1].tensors == stage.tensors and not loops[-1].outputs
+        if open_ and not skewed and not loops[-1].partner:
+            last = loops.pop()
+            merged = replace(last, stages=(*last.stages, piece))
+        else:
+            merged = Loop(stage.tensors, stage.axis, (piece,), partner=skewed)
+        if outputs and stage.kind == "walk":
+            home = "direct" if "direct" in outputs[0].options else "relayed"
+            tensors = tuple(name for each in outputs for name in each.tensors)
+            ordered = tuple(t.name for t in program.outputs if t.name in tensors)
+            merged = replace(merged, outputs=ordered, home=home)
+        loops.append(merged)
+    return tuple(sorted(_fused(loops), key=lambda loop: bool(loop.walks)))  # stable
+
+
+def _fused(loops: list[Loop]) -> list[Loop]:
+    """Loops along one and the same walk as one: their tensors come by in step."""
+    fused: list[Loop] = []
+    for loop in loops:
+        same = next((i for i, each in enumerate(fused) if _in_step(each, loop)), None)
+        if same is None:
+            fused.append(loop)
+            continue
+        old = fused[same]
+        tensors = (*old.tensors, *loop.tensors)
+        fused[same] = replace(old, tensors=tensors, outputs=old.outputs or loop.outputs)
+    return fused
+
+
+def _in_step(one: Loop, other: Loop) -> bool:
+    return bool(one.walks) and one.stages == other.stages and one.axis == other.axis
+
+
+def _alone(stage: Stage) -> Loop:
+    """Outputs that move although no input does."""
+    home = "direct" if "direct" in stage.options else "relayed"
+    walk = Walk(stage.dim, reverse="reverse" in stage.options)
+    return Loop((), stage.axis, (walk,), outputs=stage.tensors, home=home)
+
+
+def _walked_with(program: Program, stage: Stage) -> bool:
+    """Whether some input is walked along the dimension of an output's walk."""
+    outputs = {t.name for t in program.outputs}
+    return any(
+        s.dim == stage.dim and s.kind == "walk" and s.tensors[0] not in outputs
+        for s in program.stages
+    )
+
+
+def _outputs_along(program: Program, stage: Stage) -> list[Stage]:
+    outputs = {t.name for t in program.outputs}
+    return [
+        s
+        for s in program.stages
+        if s.kind == "walk" and s.dim == stage.dim and s.tensors[0] in outputs
+    ]
+
+
+def _partner(program: Program, index: int) -> int | None:
+    """The other stage of a skewed pair."""
+    stage = program.stages[index]
+    if "skewed" not in stage.options:
+        return None
+    for i, other in enumerate(program.stages):
+        if i != index and "skewed" in other.options and other.axis == stage.axis:
+            return i
+    return None
+
+
+def _piece(
+    program: Program, stage: Stage, names: list[str], partner: Stage | None
+) -> Gather | Walk:
+    if stage.kind == "walk":
+        ahead = next((int(o.split()[1]) for o in stage.options if o.startswith("prefetch")), 1)
+        return Walk(
+            stage.dim,
+            direct="direct" in stage.options,
+            reverse="reverse" in stage.options,
+            both="both" in stage.options,
+            ahead=ahead,
+            skew=partner.dim if partner else None,
+        )
+    tensor = program.tensor(stage.tensors[0])
+    order = order_of(program, tensor, stage.axis)
+    before = program.stages[: program.stages.index(stage)]
+    done = {s.dim for s in before if s.kind == "gather" and tensor.name in s.tensors}
+    split = {d for d in order.dims if program.stored(tensor, d) == stage.axis}
+    whole = [d for d in order.dims if d in done or d not in split]
+    join = interleaving(order, program.mesh, stage.dim, whole)
+    broadcast = any(stage.axis in loop.axes for loop in program.tiles)
+    return Gather(stage.dim, join, broadcast)
+
+
+def _reduces(program: Program) -> tuple[Reduce, ...]:
+    """Partial results that are not sent home by a loop, innermost dimension first."""
+    found = []
+    for dim in reversed(program.mesh.names):
+        for combine in program.combines:
+            first = program.tensor(combine.outputs[0])
+            scatter = _scatter(program, first.name, dim)
+            if scatter is not None:
+                order = order_of(program, first, scatter.axis)
+                split = {s.dim for s in program.stages if s.kind == "scatter"}
+                done = {r.dim for r in found if first.name in r.tensors}
+                whole = [d for d in order.dims if d in split - done]
+                join = interleaving(order, program.mesh, dim, whole)
+                found.append(_reduce(program, combine, dim, scatter.axis, join, scatter.dtype))
+            elif (first.name, dim) in program.replicated:
+                lower_to = {(t, d): x for t, d, x in program.reduce_dtype}
+                dtype = lower_to.get((first.name, dim))
+                found.append(_reduce(program, combine, dim, None, None, dtype))
+    return tuple(found)
+
+
+def _scatter(program: Program, name: str, dim: str) -> Stage | None:
+    for stage in program.stages:
+        if stage.kind == "scatter" and stage.dim == dim and name in stage.tensors:
+            return stage
+    return None
+
+
+def _reduce(program, combine, dim, axis, join, dtype) -> Reduce:
+    return Reduce(combine.outputs, combine.kind, dim, axis, join, dtype)
+
+
+# --- where results begin ------------------------------------------------------------------------
+
+
+def _begin(plan: Plan) -> str | Refusal:
+    """How the innermost results begin; or why the mask leaves too many blocks of a tile."""
+    program, loops = plan.program, plan.nest.loops
+    walks = any(loop.walks and not loop.outputs for loop in loops)
+    moving = sum(bool(loop.outputs) for loop in loops)
+    partly = any(
+        not tensor.carries(axis)
+        for tile in program.tiles
+        for axis in tile.axes
+        for tensor in program.outputs
+    )
+    if not program.mask_axes:
+        return "empty" if walks or partly else "only"
+    worst, alike = 0, True  # most blocks of a tile; whether a first tile is one block of all rows
+    for rows, cols, first in _tiles(plan):
+        blocks = visible(plan.atoms.domain, program.kernel, rows, cols)
+        worst = max(worst, len(blocks))
+        if first and (len(blocks) != 1 or blocks[0].rows != (0, len(rows)) or blocks[0].below):
+            alike = False
+    if worst > MOST_BLOCKS:
+        return _fragmented(worst)
+    if partly or not alike:
+        return "empty"
+    if not moving:
+        return "first" if walks else "only"
+    trims = moving == 1 and all(loop.home != "relayed" for loop in loops)
+    return "only" if not walks and (program.mask == "full" or (trims and worst <= 1)) else "empty"
+
+
+def _fragmented(worst: int) -> Refusal:
+    return Refusal(
+        "mask-too-fragmented",
+        lambda: (
+            f"the mask cuts a tile into {worst} blocks; at most {MOST_BLOCKS} are worth it",
+            "split heads over the inner dimensions and the sequence over the outer ones",
+        ),
+    )
+
+
+def _tiles(plan: Plan):
+    """(rows, columns, whether it is the first of its results) of all tiles of all ranks."""
+    program, mesh = plan.program, plan.program.mesh
+    row_axis, column_axis = program.mask_axes
+    rows = _places(plan, row_axis)
+    columns = _places(plan, column_axis)
+    for held_rows in product(*(range(mesh.extent(dim)) for dim in rows)):
+        place = dict(zip(rows, held_rows, strict=True))
+        mine = plan.atoms.owned(program.order, row_axis, {d: (i,) for d, i in place.items()})
+        for held in product(*(range(mesh.extent(dim)) for dim in columns)):
+            there = dict(zip(columns, held, strict=True))
+            first = all(place.get(dim, i) == i for dim, i in there.items())
+            held_columns = {d: (i,) for d, i in there.items()}
+            theirs = plan.atoms.owned(program.order, column_axis, held_columns)
+            for part in _runs(mine, plan.atoms.parts(row_axis)):
+                for tile in _runs(theirs, plan.atoms.parts(column_axis)):
+                    yield part, tile, first
+
+
+def _runs(atoms: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    """Equal runs of a list."""
+    size = len(atoms) // parts
+    return [atoms[i * size : (i + 1) * size] for i in range(parts)]
+
+
+def _places(plan: Plan, axis: str) -> tuple[str, ...]:
+    """Dimensions along which different tiles of an axis come to a rank, or stay on it."""
+    walks = [w.dim for loop in plan.nest.loops if loop.axis == axis for w in loop.walks]
+    return plan.program.mesh.in_order((*walks, *plan.program.parallel_dims(axis)))
