@@ -10,7 +10,7 @@ from mercurygen.dsl.source import MAX_CHARACTERS
 from mercurygen.errors import UserError, closest
 from mercurygen.ir.operator import Operator
 
-_SHIPPED = {"attention": "attention.py"}  # operator: the file that holds it
+_SHIPPED = {name: f"{name}.py" for name in ("attention", "attention_backward", "matmul")}
 
 
 def shipped() -> tuple[str, ...]:
