@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.dsl.check_body import Body, fail
+from mercurygen.dsl.check_body import Body, fail, refuse_reserved
 from mercurygen.dsl.runtime import solvable
 from mercurygen.errors import closest
 from mercurygen.ir.operator import Combine, Contribute, Derivation, Loop, Merge, Operator
@@ -31,7 +31,7 @@ def check_operator(op: Operator, imported: frozenset[str], taken: frozenset[str]
         used |= body.used
         if nest:
             _check_derivation(op, nest, body)
-    _check_outputs(op)
+    _check_written(op)
     for declared in (*op.inputs, *op.derived, *op.scalars):
         if declared.name not in used:
             fail("dsl-unused", f"`{declared.name}` is never read", declared.span)
@@ -41,6 +41,7 @@ def check_operator(op: Operator, imported: frozenset[str], taken: frozenset[str]
 
 def check_merge(merge: Merge, imported: frozenset[str], taken: frozenset[str]) -> None:
     """Refuse a merge function that reads what it has not got."""
+    refuse_reserved(merge.name, merge.span)
     body = Body(imported, taken, None)
     for name in merge.parameters:
         body.define(name, merge.span)
@@ -53,10 +54,14 @@ def check_merge(merge: Merge, imported: frozenset[str], taken: frozenset[str]) -
 def _check_names(op: Operator, taken: frozenset[str]) -> None:
     own = [(t.name, t.span) for t in (*op.tensors, *op.scalars)]
     own += [(op.mask.name, op.mask.span)] if op.mask else []
+    refuse_reserved(op.name, op.span)
+    for axis in op.axes:
+        refuse_reserved(axis.name, axis.span)
     for loops in (*(derivation.loops for derivation in op.derivations), op.loops):
         variables = [(variable, loop.span) for loop in loops for variable in loop.variables]
         seen: set[str] = set()
         for name, span in own + variables:
+            refuse_reserved(name, span)
             if name in taken or name in seen:
                 fail("dsl-duplicate-name", f"`{name}` is taken", span)
             seen.add(name)
@@ -102,10 +107,6 @@ def _check_tensors(op: Operator) -> None:
         if not found:
             fail("dsl-parameter", f"`{op.name}` has no {what}", op.span)
     known = solvable(op.inputs)
-    for tensor in op.derived:
-        if tensor.name not in [derivation.name for derivation in op.derivations]:
-            help = "a loop nest before the last one writes it"
-            fail("dsl-derived", f"derived `{tensor.name}` is never written", tensor.span, help)
     for axis in op.axes:
         if axis.name not in known:
             help = "an input must have a dimension from which it follows"
@@ -169,7 +170,11 @@ def _check_softmax(op: Operator, combine: Combine) -> None:
         fail("dsl-combine", message, combine.span)
 
 
-def _check_outputs(op: Operator) -> None:
+def _check_written(op: Operator) -> None:
+    for tensor in op.derived:
+        if tensor.name not in [derivation.name for derivation in op.derivations]:
+            help = "a loop nest before the last one writes it"
+            fail("dsl-derived", f"derived `{tensor.name}` is never written", tensor.span, help)
     for tensor in op.outputs:
         written = [s for s in op.body if isinstance(s, Contribute) and s.output == tensor.name]
         if not written:

@@ -20,6 +20,7 @@ from mercurygen.ir.expr import (
     Unary,
     print_expr,
 )
+from mercurygen.ir.names import reserved
 from mercurygen.ir.operator import Assign, Contribute, Derivation, Operator, TensorDecl
 
 
@@ -55,6 +56,7 @@ class Body:
 
     def define(self, name: str, span: Span | None) -> None:
         """A local gets a value."""
+        refuse_reserved(name, span)
         fixed = self.taken | set(self.axis_of) | set(self.tensors) | self.numbers | {self.mask}
         if name in fixed:
             fail("dsl-duplicate-name", f"`{name}` is not a local: choose another name", span)
@@ -216,6 +218,13 @@ class Body:
             text = f"({text})" if n > 1 else text
             text = f"{text} * {axis} + {self.variable_of[axis]}"
         return text
+
+
+def refuse_reserved(name: str, span: Span | None) -> None:
+    """Refuse a name that an emitted module needs for something else."""
+    what = reserved(name)
+    if what:
+        fail("dsl-reserved-name", f"`{name}` {what}", span, "choose another name")
 
 
 def fail(slug: str, message: str, span: Span | None, help: str | None = None) -> NoReturn:

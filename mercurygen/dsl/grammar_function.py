@@ -109,8 +109,7 @@ class FunctionReader:
         doc = ""
         match statements[0]:
             case cst.SimpleStatementLine(body=[cst.Expr(value=cst.SimpleString() as text)]):
-                if isinstance(text.evaluated_value, str):
-                    doc, statements = inspect.cleandoc(text.evaluated_value), statements[1:]
+                doc, statements = inspect.cleandoc(self.at.text(text)), statements[1:]
         if not statements:
             self.at.fail("dsl-statement", f"`{node.name.value}` has no body", node.name)
         return statements, doc
@@ -175,8 +174,7 @@ class FunctionReader:
         return Combine(outputs, "user", identity, merge, span)
 
     def _identity(self, node: cst.CSTNode) -> tuple[int | float, ...]:
-        parts = [e.value for e in node.elements] if isinstance(node, cst.Tuple) else [node]
-        return tuple(self._constant(part) for part in parts)
+        return tuple(self._constant(part) for part in self.at.parts(node))
 
     def _constant(self, node: cst.CSTNode) -> int | float:
         match self.expressions.convert(node):
@@ -212,9 +210,7 @@ class FunctionReader:
         target, iterated = node.target, node.iter
         if node.orelse or node.asynchronous:
             self._statement_error(node.orelse or node.target, "a loop is a plain `for`")
-        variables = (
-            [e.value for e in target.elements] if isinstance(target, cst.Tuple) else [target]
-        )
+        variables = self.at.parts(target)
         match iterated:
             case cst.Call(func=cst.Name(value=("points" | "tiles") as kind)):
                 self._need(kind, iterated)
@@ -279,9 +275,7 @@ class FunctionReader:
         statements, _ = self._body(node)
         match statements[-1]:
             case cst.SimpleStatementLine(body=[cst.Return(value=cst.BaseExpression() as value)]):
-                parts = (
-                    [e.value for e in value.elements] if isinstance(value, cst.Tuple) else [value]
-                )
+                parts = self.at.parts(value)
             case other:
                 self._statement_error(other, "a merge ends with `return`, a value per output")
         body = self._lines(statements[:-1], self.at.positions[node].start.line)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
-
 import libcst as cst
 
 from mercurygen.dsl.grammar_expr import Expressions, Places
@@ -21,7 +19,6 @@ from mercurygen.ir.operator import (
 
 DTYPES = ("accumulator", "integer")
 ROLES = {"Input": "input", "Derived": "derived", "Output": "output"}
-RESERVED = ("tiles", "positions")  # keywords of every operator's call
 
 
 class SignatureReader:
@@ -83,8 +80,6 @@ class SignatureReader:
             name = parameter.name.value
             if name in seen:
                 self.at.fail("dsl-duplicate-name", f"two parameters `{name}`", parameter)
-            if name in RESERVED or keyword.iskeyword(name) or name.startswith("__"):
-                self.at.fail("dsl-parameter", f"the name `{name}` is reserved", parameter)
             seen.add(name)
         return list(parameters.params)
 

@@ -222,7 +222,7 @@ class operator:  # noqa: N801 (a decorator)
             axis.name = name
         self.axes = [AxisDecl(name, axis.doc, axis.tile) for name, axis in found.items()]
         self.parameters = inspect.signature(function).parameters
-        kinds = {n: p.annotation.kind for n, p in self.parameters.items()}
+        kinds = {name: _kind(name, p.annotation) for name, p in self.parameters.items()}
         self.tensors = [
             _tensor(name, kinds[name], self.parameters[name].annotation.items)
             for name in self.parameters
@@ -274,6 +274,14 @@ class operator:  # noqa: N801 (a decorator)
         if value is inspect.Parameter.empty:
             raise UserError("dsl-argument", f"no value for scalar `{name}`")
         return _number(value)
+
+
+def _kind(name: str, annotation: Any) -> str:
+    if not isinstance(annotation, Annotation):
+        help = "annotations are evaluated: no `from __future__ import annotations` in this file"
+        help = help if isinstance(annotation, str) else "`Input[...]`, `Output[...]`, ..."
+        raise UserError("dsl-parameter", f"`{name}` needs an annotation", help=help)
+    return annotation.kind
 
 
 def _tensor(name: str, role: Role, items: tuple[Any, ...]) -> TensorDecl:
