@@ -160,7 +160,7 @@ CASES = {
     "call annotation": ((A, "    a: Input[f()],"), "dsl-parameter", "f()"),
     "duplicate parameter": ((A, A + "\n" + A), "dsl-duplicate-name", "a: "),
     "parameter is an axis": ((A, "    B: Input[B, M, K],"), "dsl-duplicate-name", "B: "),
-    "reserved": ((A, "    tiles: Input[B, M, K],"), "dsl-parameter", "tiles"),
+    "reserved": ((A, "    tiles: Input[B, M, K],"), "dsl-reserved-name", "tiles"),
     "undeclared axis": ((A, "    a: Input[B, M, J],"), "dsl-unknown-name", "J"),
     "axis in a tensor twice": ((A, "    a: Input[B, M, M],"), "dsl-parameter", "a: "),
     "unbound axis": ((B, "    b: Input[B, K],"), "dsl-unbound-axis", "gemm"),

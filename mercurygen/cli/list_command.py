@@ -51,6 +51,6 @@ def ops() -> None:
         for tensor in operator.tensors:
             dims = ", ".join(" * ".join(dim) for dim in tensor.dims)
             dtype = "" if tensor.dtype == "inputs" else f"  {tensor.dtype}"
-            click.echo(f"  {tensor.role:7}{tensor.name:5}[{dims}]{dtype}")
+            click.echo(f"  {tensor.role:8}{tensor.name:6}[{dims}]{dtype}")
         for axis in operator.axes:
-            click.echo(f"  axis   {axis.name:5}{axis.doc}")
+            click.echo(f"  axis    {axis.name:6}{axis.doc}")

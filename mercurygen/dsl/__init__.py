@@ -7,6 +7,7 @@ does not import torch; running an operator does.
 from mercurygen.dsl.functions import FUNCTIONS as _functions
 from mercurygen.dsl.language import (
     Axis,
+    Derived,
     Input,
     Mask,
     Output,
@@ -23,6 +24,7 @@ from mercurygen.dsl.language import (
     softmax,
     tiles,
     together,
+    window,
 )
 
 abs = _functions["abs"]
@@ -45,6 +47,7 @@ where = _functions["where"]
 
 __all__ = [
     "Axis",
+    "Derived",
     "Input",
     "Mask",
     "Output",
@@ -78,4 +81,5 @@ __all__ = [
     "tiles",
     "together",
     "where",
+    "window",
 ]

@@ -103,7 +103,7 @@ class File:
         help = 'write `N = Axis("what one index is")`'
         if len(node.targets) != 1:
             self.at.fail("dsl-axis", "one `=` a line", node, help)
-        targets, values = _elements(node.targets[0].target), _elements(node.value)
+        targets, values = self.at.parts(node.targets[0].target), self.at.parts(node.value)
         if len(targets) != len(values):
             self.at.fail("dsl-axis", f"{len(targets)} names for {len(values)} axes", node, help)
         for target, value in zip(targets, values, strict=True):
@@ -118,8 +118,10 @@ class File:
             case cst.Call(
                 func=cst.Name(value="Axis"),
                 args=[cst.Arg(keyword=None, star="", value=cst.SimpleString() as text), *rest],
-            ) if "Axis" in self.imported and isinstance(text.evaluated_value, str):
-                doc = text.evaluated_value
+            ) if (
+                "Axis" in self.imported
+            ):
+                doc = self.at.text(text)
                 match rest:
                     case []:
                         return AxisDecl(name, doc, 1, span)
@@ -179,9 +181,3 @@ def _check_depth(module: cst.Module) -> None:
         level = [child for node in level for child in node.children]
     if level:
         raise RecursionError
-
-
-def _elements(node: cst.CSTNode) -> list[cst.CSTNode]:
-    if isinstance(node, cst.Tuple):
-        return [element.value for element in node.elements]
-    return [node]

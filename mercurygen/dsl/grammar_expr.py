@@ -72,6 +72,24 @@ class Places:
         span = self.span(node)
         raise self.source.fail(slug, message, span.line, span.column, span.length, help or "")
 
+    def parts(self, node: cst.CSTNode) -> list[cst.CSTNode]:
+        """The elements of a tuple, or what stands alone."""
+        if not isinstance(node, cst.Tuple):
+            return [node]
+        for element in node.elements:
+            if isinstance(element, cst.StarredElement):
+                self.fail("dsl-expression", "`*` is not part of the operator language", element)
+        return [element.value for element in node.elements]
+
+    def text(self, node: cst.SimpleString) -> str:
+        """The characters of a text, which has no escapes: what is read is what it says."""
+        if "b" in node.prefix:
+            self.fail("dsl-text", "bytes are not part of the operator language", node)
+        if "\\" in node.raw_value and "r" not in node.prefix:
+            help = 'in a raw text, r"...", it is itself'
+            self.fail("dsl-text", "the text holds a backslash, which would escape", node, help)
+        return node.raw_value
+
 
 class Expressions:
     """Converts expressions of one file.

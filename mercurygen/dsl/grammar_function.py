@@ -1,10 +1,12 @@
 """The inside of a function: signature, directives, loop nest, body; and of a merge function.
 
-operator  = docstring? (together | combine)* nest
+operator  = docstring? (together | combine)* nest* nest
 together  = "together(" TENSOR, ... ")"
 combine   = "combine(" OUTPUT, ... "by=" RULE ["," "identity=" NUMBERS] ")"
-nest      = "for" NAME, ... "in" ("points" | "tiles") "(" AXIS, ... "):" (nest | line+)
-line      = NAME "=" expression, or OUTPUT "[" index "] =" expression
+nest      = of a derived tensor, and at last the main one:
+            "for" NAME, ... "in" ("points" | "tiles") "(" AXIS, ... "):" (nest | line+)
+line      = NAME "=" expression, or OUTPUT "[" index "] =" expression (in a nest before the main
+            one the derived tensor stands for OUTPUT)
 merge     = docstring? (NAME "=" expression)* "return" expression, ...
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from itertools import takewhile
 from typing import NoReturn
 
 import libcst as cst
@@ -19,16 +22,18 @@ import libcst as cst
 from mercurygen.dsl.grammar_expr import Expressions, Places
 from mercurygen.dsl.grammar_signature import SignatureReader
 from mercurygen.errors import closest
-from mercurygen.ir.expr import Expr, Name, Number, Unary
+from mercurygen.ir.expr import Expr, Index, Name, Number, Unary, walk
 from mercurygen.ir.operator import (
     Assign,
     AxisDecl,
     Combine,
     Contribute,
+    Derivation,
     Loop,
     Merge,
     Operator,
     Statement,
+    TensorDecl,
 )
 
 
@@ -59,13 +64,16 @@ class FunctionReader:
         statements, doc = self._body(node)
         together: list[tuple[str, ...]] = []
         combines: list[Combine] = []
-        for statement in statements[:-1]:
+        heads = list(takewhile(lambda s: not isinstance(s, cst.For), statements[:-1]))
+        for statement in heads:
             call = self._directive(statement)
             if call.func.value == "together":
                 together.append(self._names(call.args))
             else:
                 combines.append(self._combine(call))
-        loops, body = self._nest(statements[-1])
+        *before, main = statements[len(heads) :]
+        derivations = tuple(self._derivation(nest, tensors) for nest in before)
+        loops, body = self._nest(main)
         used = {axis for tensor in tensors for axis in tensor.axes}
         used |= {axis for loop in loops for axis in loop.axes} | set(mask.axes if mask else ())
         return Operator(
@@ -79,9 +87,21 @@ class FunctionReader:
             tuple(combines),
             loops,
             body,
+            derivations,
             self.at.source.file,
             self.at.span(node.name),
         )
+
+    def _derivation(self, node: cst.CSTNode, tensors: tuple[TensorDecl, ...]) -> Derivation:
+        """A nest before the main one."""
+        loops, body = self._nest(node)
+        written = next((line.output for line in body if isinstance(line, Contribute)), None)
+        if written is None:
+            self.at.fail("dsl-derived", "this nest writes no derived tensor", node.iter)
+        nodes = [node for line in body for node in walk(line.value)]
+        bases = {n.base.id for n in nodes if isinstance(n, Index) and isinstance(n.base, Name)}
+        reads = tuple(tensor.name for tensor in tensors if tensor.name in bases)
+        return Derivation(written, loops, body, reads, loops[0].span)
 
     def _body(self, node: cst.FunctionDef) -> tuple[list[cst.CSTNode], str]:
         """(statements behind the docstring, docstring)."""
@@ -89,8 +109,7 @@ class FunctionReader:
         doc = ""
         match statements[0]:
             case cst.SimpleStatementLine(body=[cst.Expr(value=cst.SimpleString() as text)]):
-                if isinstance(text.evaluated_value, str):
-                    doc, statements = inspect.cleandoc(text.evaluated_value), statements[1:]
+                doc, statements = inspect.cleandoc(self.at.text(text)), statements[1:]
         if not statements:
             self.at.fail("dsl-statement", f"`{node.name.value}` has no body", node.name)
         return statements, doc
@@ -111,7 +130,7 @@ class FunctionReader:
             ) if word in ("together", "combine"):
                 self._need(word, call)
                 return call
-        help = "an operator is `together(...)` and `combine(...)` lines, then one nest of loops"
+        help = "an operator is `together(...)` and `combine(...)` lines, then nests of loops"
         self._statement_error(node, help)
 
     def _need(self, word: str, node: cst.CSTNode) -> None:
@@ -155,8 +174,7 @@ class FunctionReader:
         return Combine(outputs, "user", identity, merge, span)
 
     def _identity(self, node: cst.CSTNode) -> tuple[int | float, ...]:
-        parts = [e.value for e in node.elements] if isinstance(node, cst.Tuple) else [node]
-        return tuple(self._constant(part) for part in parts)
+        return tuple(self._constant(part) for part in self.at.parts(node))
 
     def _constant(self, node: cst.CSTNode) -> int | float:
         match self.expressions.convert(node):
@@ -176,7 +194,8 @@ class FunctionReader:
         loops: list[Loop] = []
         while True:
             if not isinstance(node, cst.For):
-                help = "the last statement is `for ... in points(...)` or `in tiles(...)`"
+                help = "an operator ends with `for ... in points(...)` or `in tiles(...)`; before "
+                help += "that nest stand only those of derived tensors"
                 self._statement_error(node, help)
             loops.append(self._loop(node))
             inside = self._block(node.body, node.target)
@@ -191,9 +210,7 @@ class FunctionReader:
         target, iterated = node.target, node.iter
         if node.orelse or node.asynchronous:
             self._statement_error(node.orelse or node.target, "a loop is a plain `for`")
-        variables = (
-            [e.value for e in target.elements] if isinstance(target, cst.Tuple) else [target]
-        )
+        variables = self.at.parts(target)
         match iterated:
             case cst.Call(func=cst.Name(value=("points" | "tiles") as kind)):
                 self._need(kind, iterated)
@@ -258,9 +275,7 @@ class FunctionReader:
         statements, _ = self._body(node)
         match statements[-1]:
             case cst.SimpleStatementLine(body=[cst.Return(value=cst.BaseExpression() as value)]):
-                parts = (
-                    [e.value for e in value.elements] if isinstance(value, cst.Tuple) else [value]
-                )
+                parts = self.at.parts(value)
             case other:
                 self._statement_error(other, "a merge ends with `return`, a value per output")
         body = self._lines(statements[:-1], self.at.positions[node].start.line)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import keyword
-
 import libcst as cst
 
 from mercurygen.dsl.grammar_expr import Expressions, Places
 from mercurygen.errors import closest
 from mercurygen.ir.expr import Binary, Name, Number, Unary, walk
-from mercurygen.ir.operator import DOMAINS, AxisDecl, MaskDecl, ScalarDecl, TensorDecl
+from mercurygen.ir.operator import (
+    DOMAINS,
+    WIDEST,
+    AxisDecl,
+    Domain,
+    MaskDecl,
+    ScalarDecl,
+    TensorDecl,
+)
 
 DTYPES = ("accumulator", "integer")
-RESERVED = ("tiles", "positions")  # keywords of every operator's call
+ROLES = {"Input": "input", "Derived": "derived", "Output": "output"}
 
 
 class SignatureReader:
@@ -45,7 +51,7 @@ class SignatureReader:
         masks: list[MaskDecl] = []
         for parameter in self._parameters(node):
             kind, items = self._annotation(parameter)
-            if kind in ("Input", "Output"):
+            if kind in ROLES:
                 tensors.append(self._tensor(parameter, kind, items))
             elif kind == "Scalar":
                 scalars.append(self._scalar(parameter))
@@ -74,13 +80,11 @@ class SignatureReader:
             name = parameter.name.value
             if name in seen:
                 self.at.fail("dsl-duplicate-name", f"two parameters `{name}`", parameter)
-            if name in RESERVED or keyword.iskeyword(name) or name.startswith("__"):
-                self.at.fail("dsl-parameter", f"the name `{name}` is reserved", parameter)
             seen.add(name)
         return list(parameters.params)
 
     def _annotation(self, parameter: cst.Param) -> tuple[str, list[cst.CSTNode]]:
-        help = "`Input[...]`, `Output[...]`, `Scalar` or `Mask[rows, columns]`"
+        help = "`Input[...]`, `Derived[...]`, `Output[...]`, `Scalar` or `Mask[rows, columns]`"
         if parameter.annotation is None:
             message = f"`{parameter.name.value}` needs an annotation"
             self.at.fail("dsl-parameter", message, parameter, help)
@@ -88,7 +92,7 @@ class SignatureReader:
         match node:
             case cst.Name(value="Scalar"):
                 kind, items = "Scalar", []
-            case cst.Subscript(value=cst.Name(value=("Input" | "Output" | "Mask") as kind)):
+            case cst.Subscript(value=cst.Name(value=kind)) if kind in (*ROLES, "Mask"):
                 items = [self._item(element) for element in node.slice]
             case _:
                 self.at.fail("dsl-parameter", "unknown annotation", node, help)
@@ -117,8 +121,7 @@ class SignatureReader:
         twice = next((axis for axis in carried if carried.count(axis) > 1), None)
         if twice:
             self.at.fail("dsl-parameter", f"`{name}` carries `{twice}` twice", parameter)
-        role = "input" if kind == "Input" else "output"
-        return TensorDecl(name, role, dims, dtype, self.at.span(parameter))
+        return TensorDecl(name, ROLES[kind], dims, dtype, self.at.span(parameter))
 
     def _axes(self, node: cst.CSTNode) -> tuple[str, ...]:
         """`B` or `H * G`."""
@@ -156,16 +159,26 @@ class SignatureReader:
         if len(axes) != 2 or any(len(a) != 1 for a in axes) or axes[0] == axes[1]:
             message = f"mask `{name}` is over two axes: rows, columns"
             self.at.fail("dsl-parameter", message, parameter)
-        default = None
-        match parameter.default:
-            case None:
-                pass
-            case cst.Name(value=word) if word in DOMAINS and word in self.imported:
-                default = word
-            case other:
-                help = "known, if imported: " + ", ".join(DOMAINS)
-                self.at.fail("dsl-parameter", "not the name of a mask", other, help)
+        default = None if parameter.default is None else self._domain(parameter.default)
         return MaskDecl(name, (axes[0][0], axes[1][0]), default, self.at.span(parameter))
+
+    def _domain(self, node: cst.BaseExpression) -> Domain:
+        """`full`, `causal` or `window(128)`."""
+        match node:
+            case cst.Name(value=("full" | "causal") as kind) if kind in self.imported:
+                return Domain(kind)
+            case cst.Call(
+                func=cst.Name(value="window"),
+                args=[cst.Arg(keyword=None, star="", value=cst.Integer(value=width))],
+            ) if (
+                "window" in self.imported
+            ):
+                if len(width) <= 13 and width.isdecimal() and 0 < int(width) <= WIDEST:
+                    return Domain("window", int(width))
+                message = f"a window has from 1 to {WIDEST} positions, the row itself included"
+                self.at.fail("dsl-parameter", message, node)
+        known = "known, if imported: " + ", ".join(DOMAINS[:-1]) + ", window(128)"
+        self.at.fail("dsl-parameter", "this is no mask", node, known)
 
 
 def _is_none(node: cst.CSTNode) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator as python
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from mercurygen.dsl.functions import FUNCTIONS, softmax_merge, sum_merge
@@ -20,8 +21,19 @@ from mercurygen.ir.expr import (
     Number,
     Transpose,
     Unary,
+    names,
 )
-from mercurygen.ir.operator import Assign, Combine, Merge, Operator
+from mercurygen.ir.operator import (
+    Assign,
+    Combine,
+    Derivation,
+    Domain,
+    Loop,
+    Merge,
+    Operator,
+    ScalarDecl,
+    Statement,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +64,7 @@ def interpret(
     op: Operator,
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, float | None] | None = None,
-    mask: str | None = None,
+    mask: Domain | str | None = None,
     tiles: Mapping[str, int] | None = None,
     positions: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
@@ -60,9 +72,10 @@ def interpret(
 
     Args:
         op: parsed.
-        tensors: the inputs by name, shaped as declared.
+        tensors: the inputs by name, shaped as declared; derived tensors too, where they are known
+            (`derive`), else they are computed.
         scalars: by name; their defaults for those that are missing or None.
-        mask: one of ir.operator.DOMAINS; default: the operator's own.
+        mask: a domain, or the name of one that needs no width; default: the operator's own.
         tiles: sizes of tiles by axis.
         positions: for an axis the global position of each index ([extent], integer): a block of
             a longer sequence, in any order. Default 0, 1, ...
@@ -77,10 +90,48 @@ def interpret(
     run = Run(op.axes, op.tensors, tensors, mask, axes, tiles, positions)
     for combine in op.combines:
         run.combine(Accumulation(combine.outputs, combine.identity, _merger(combine)))
-    base: dict[str, Any] = {axis.name: run.extents[axis.name] for axis in op.axes}
-    base |= {"inf": math.inf} | _scalars(op, base, scalars or {}, run)
-    _loop(op, Evaluator(run, base, op), 0)
+    base = _numbers(op, op.scalars, scalars or {}, run)
+    for derivation in op.derivations:
+        if derivation.name not in tensors:
+            _derive(derivation, run, base)
+    _loop(op.loops, op.body, Evaluator(run, base, op.loops, declared.name if declared else None))
     return run.results()
+
+
+def derive(
+    op: Operator,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    scalars: Mapping[str, float | None] | None = None,
+) -> Tensor:
+    """Compute one derived tensor alone, from all of what it is derived from or from a part.
+
+    Args:
+        op: parsed.
+        name: of the derived tensor.
+        tensors: at least the inputs among `op.derivation(name).reads`; they give the extents. A
+            derived one among the reads is computed first if it is missing.
+        scalars: by name; their defaults for those that are missing or None.
+
+    Returns:
+        The tensor as declared, of the extents that `tensors` gives.
+    """
+    if name not in [tensor.name for tensor in op.derived]:
+        known = closest(name, [tensor.name for tensor in op.derived])
+        raise UserError("dsl-argument", f"no derived tensor `{name}`", help=known)
+    derivation = op.derivation(name)
+    given = {}
+    for read in derivation.reads:
+        if read in tensors:
+            given[read] = tensors[read]
+        elif op.tensor(read).role == "derived":
+            given[read] = derive(op, read, tensors, scalars)
+    reads = [replace(op.tensor(read), role="input") for read in derivation.reads]
+    run = Run(op.axes, [*reads, op.tensor(name)], given, fold=True)
+    read_names = {n for s in derivation.body for n in names(s.value)}
+    wanted = [scalar for scalar in op.scalars if scalar.name in read_names]
+    _derive(derivation, run, _numbers(op, wanted, scalars or {}, run))
+    return run.given[name]
 
 
 class Evaluator:
@@ -89,13 +140,18 @@ class Evaluator:
     Args:
         run: None where no tensor is in reach (a merge function, a scalar's default).
         values: of the names; loops and assignments add to them.
-        op: what is run.
+        loops: around what is evaluated.
+        mask: the mask's name, if there is one.
     """
 
-    def __init__(self, run: Run | None, values: dict[str, Any], op: Operator | None = None) -> None:
-        self.run, self.values = run, values
-        self.mask = op.mask.name if op and op.mask else None
-        loops = op.loops if op else ()
+    def __init__(
+        self,
+        run: Run | None,
+        values: dict[str, Any],
+        loops: tuple[Loop, ...] = (),
+        mask: str | None = None,
+    ) -> None:
+        self.run, self.values, self.mask = run, values, mask
         self.axis_of = {v: a for x in loops for v, a in zip(x.variables, x.axes, strict=True)}
 
     def assign(self, statement: Assign) -> None:
@@ -152,22 +208,27 @@ class Evaluator:
         return _apply(expr, python.getitem, self.value(expr.base), self.index(expr.items))
 
 
-def _loop(op: Operator, evaluator: Evaluator, depth: int) -> None:
-    """Run the loops from this depth on."""
+def _derive(derivation: Derivation, run: Run, base: dict[str, Any]) -> None:
+    loops = derivation.loops
+    _loop(loops, derivation.body, Evaluator(run, dict(base), loops))
+
+
+def _loop(loops: tuple[Loop, ...], body: tuple[Statement, ...], evaluator: Evaluator) -> None:
+    """Run the loops, the outermost first."""
     run = evaluator.run
     assert run is not None
-    if depth == len(op.loops):
-        _body(op, evaluator)
+    if not loops:
+        _body(body, evaluator)
         return
-    loop = op.loops[depth]
+    loop, *inner = loops
     for indices in run.points(loop.axes) if loop.kind == "points" else run.tiles(loop.axes):
         evaluator.values.update(zip(loop.variables, indices, strict=True))
-        _loop(op, evaluator, depth + 1)
+        _loop(tuple(inner), body, evaluator)
 
 
-def _body(op: Operator, evaluator: Evaluator) -> None:
+def _body(body: tuple[Statement, ...], evaluator: Evaluator) -> None:
     assert evaluator.run is not None
-    for statement in op.body:
+    for statement in body:
         if isinstance(statement, Assign):
             evaluator.assign(statement)
             continue
@@ -198,20 +259,21 @@ def _user_merger(merge: Merge) -> Merger:
     return merger
 
 
-def _scalars(
-    op: Operator, extents: dict[str, int], given: Mapping[str, float | None], run: Run
-) -> dict[str, Tensor]:
+def _numbers(
+    op: Operator, wanted: Iterable[ScalarDecl], given: Mapping[str, float | None], run: Run
+) -> dict[str, Any]:
+    """Extents, `inf`, and the scalars that are wanted."""
     known = [s.name for s in op.scalars]
     for name in given:
         if name not in known:
             raise UserError("dsl-argument", f"no scalar `{name}`", help=closest(name, known))
-    found = {}
-    for scalar in op.scalars:
-        value = given.get(scalar.name)
-        if value is None and scalar.default is None:
-            raise UserError("dsl-argument", f"no value for scalar `{scalar.name}`")
+    found: dict[str, Any] = {**run.extents, "inf": math.inf}
+    for scalar in wanted:
+        value, default = given.get(scalar.name), scalar.default
         if value is None:
-            value = Evaluator(None, extents).value(scalar.default)
+            if default is None or not set(names(default)) <= set(run.extents):
+                raise UserError("dsl-argument", f"no value for scalar `{scalar.name}`")
+            value = Evaluator(None, dict(run.extents)).value(default)
         try:
             found[scalar.name] = run.scalar(float(value))
         except (TypeError, ValueError, OverflowError):

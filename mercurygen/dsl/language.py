@@ -14,7 +14,7 @@ from typing import Any
 from mercurygen.dsl.functions import FUNCTIONS, softmax_merge, sum_merge
 from mercurygen.dsl.runtime import Accumulation, Index, Run
 from mercurygen.errors import UserError
-from mercurygen.ir.operator import AxisDecl, DType, MaskDecl, Role, TensorDecl
+from mercurygen.ir.operator import AxisDecl, Domain, DType, MaskDecl, Role, TensorDecl, domain
 
 _run: ContextVar[Run] = ContextVar("mercurygen_run")
 
@@ -98,7 +98,7 @@ class Word:
 
 
 accumulator, integer = Word("accumulator"), Word("integer")  # dtypes, last in a subscript
-full, causal = Word("full"), Word("causal")  # masks
+full, causal = Domain("full"), Domain("causal")  # masks
 softmax = Word("softmax")  # the merge of (out, lse)
 inf = float("inf")
 
@@ -114,9 +114,15 @@ class Annotation:
 
 
 Input = Annotation("input")
+Derived = Annotation("derived")
 Output = Annotation("output")
 Mask = Annotation("mask")
 Scalar = Annotation("scalar")
+
+
+def window(width: int) -> Domain:
+    """The causal mask that leaves a row `width` columns at most, its own included."""
+    return Domain("window", width)
 
 
 def points(*axes: Axis) -> Iterator[Any]:
@@ -161,14 +167,19 @@ def combine(*outputs: _Tensor, by: Any, identity: Any = None) -> None:
         identity: of a function: for each output the value that merges to nothing.
     """
     names = tuple(output.name for output in outputs)
+    states = identity if isinstance(identity, tuple) else (identity,)
     if by is FUNCTIONS["sum"]:
         how = Accumulation(names, (0,) * len(names), sum_merge)
     elif by is softmax:
         how = Accumulation(names, (0, -inf), softmax_merge)
+    elif identity is None or len(states) != len(names):
+        message = f"combine of {', '.join(names)} needs {len(names)} identities"
+        help = "`identity=`, for each output the value that merges to nothing"
+        raise UserError("dsl-combine", message, help=help)
     elif len(names) == 1:
-        how = Accumulation(names, (identity,), lambda a, b: (by(a, b),))
+        how = Accumulation(names, states, lambda a, b: (by(a, b),))
     else:
-        how = Accumulation(names, identity, by)
+        how = Accumulation(names, states, by)
     _run.get().combine(how)
 
 
@@ -211,11 +222,11 @@ class operator:  # noqa: N801 (a decorator)
             axis.name = name
         self.axes = [AxisDecl(name, axis.doc, axis.tile) for name, axis in found.items()]
         self.parameters = inspect.signature(function).parameters
-        kinds = {n: p.annotation.kind for n, p in self.parameters.items()}
+        kinds = {name: _kind(name, p.annotation) for name, p in self.parameters.items()}
         self.tensors = [
             _tensor(name, kinds[name], self.parameters[name].annotation.items)
             for name in self.parameters
-            if kinds[name] in ("input", "output")
+            if kinds[name] in ("input", "derived", "output")
         ]
         self.scalars = [name for name in kinds if kinds[name] == "scalar"]
         masks = [name for name in kinds if kinds[name] == "mask"]
@@ -224,7 +235,7 @@ class operator:  # noqa: N801 (a decorator)
             [
                 inspect.Parameter(name, p.kind, default=p.default)
                 for name, p in self.parameters.items()
-                if kinds[name] != "output"
+                if kinds[name] not in ("derived", "output")
             ]
         )
 
@@ -241,7 +252,7 @@ class operator:  # noqa: N801 (a decorator)
             self.axes,
             self.tensors,
             inputs,
-            str(mask) if self.mask else None,
+            mask,
             self.mask.axes if self.mask else None,
             tiles,
         )
@@ -265,6 +276,14 @@ class operator:  # noqa: N801 (a decorator)
         return _number(value)
 
 
+def _kind(name: str, annotation: Any) -> str:
+    if not isinstance(annotation, Annotation):
+        help = "annotations are evaluated: no `from __future__ import annotations` in this file"
+        help = help if isinstance(annotation, str) else "`Input[...]`, `Output[...]`, ..."
+        raise UserError("dsl-parameter", f"`{name}` needs an annotation", help=help)
+    return annotation.kind
+
+
 def _tensor(name: str, role: Role, items: tuple[Any, ...]) -> TensorDecl:
     dtype: DType = "inputs"
     if items and isinstance(items[-1], Word):
@@ -279,4 +298,4 @@ def _tensor(name: str, role: Role, items: tuple[Any, ...]) -> TensorDecl:
 def _mask(name: str, parameter: inspect.Parameter) -> MaskDecl:
     rows, columns = parameter.annotation.items
     given = parameter.default is not inspect.Parameter.empty
-    return MaskDecl(name, (rows.name, columns.name), str(parameter.default) if given else None)
+    return MaskDecl(name, (rows.name, columns.name), domain(parameter.default) if given else None)

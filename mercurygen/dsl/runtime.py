@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mercurygen.errors import UserError, closest
-from mercurygen.ir.operator import DOMAINS, AxisDecl, TensorDecl
+from mercurygen.ir.operator import AxisDecl, Domain, TensorDecl, domain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,12 +47,13 @@ class Run:
 
     Args:
         axes: declarations; their `tile` is the default size of a tile.
-        tensors: declarations of inputs and outputs.
-        given: the input tensors by name.
-        mask: one of DOMAINS, or None for an operator without a mask.
+        tensors: declarations of inputs, derived tensors and outputs.
+        given: the input tensors by name, and those derived ones that are known already.
+        mask: a domain or its name, or None for an operator without a mask.
         mask_axes: rows and columns of the mask.
         tiles: sizes of tiles by axis, where not the default.
         positions: global positions of an axis' indices ([extent], integer), where not 0, 1, ...
+        fold: as in `bind_extents`.
     """
 
     def __init__(
@@ -60,26 +61,29 @@ class Run:
         axes: Sequence[AxisDecl],
         tensors: Sequence[TensorDecl],
         given: Mapping[str, Tensor],
-        mask: str | None = None,
+        mask: Domain | str | None = None,
         mask_axes: tuple[str, str] | None = None,
         tiles: Mapping[str, int] | None = None,
         positions: Mapping[str, Tensor] | None = None,
+        fold: bool = False,
     ) -> None:
         import torch
 
         self.declared = {t.name: t for t in tensors}
         inputs = [t for t in tensors if t.role == "input"]
-        _check_names({t.name for t in inputs}, given)
-        self.given = dict(given)
+        derived = [t for t in tensors if t.role == "derived"]
+        _check_names({t.name for t in inputs}, {t.name for t in derived}, given)
         self.dtype = _input_dtype(inputs, given)
         self.accumulator = torch.promote_types(self.dtype, torch.float32)
         self.device = next(iter(given.values())).device if given else torch.device("cpu")
-        self.extents = bind_extents(inputs, {n: tuple(x.shape) for n, x in given.items()})
+        shapes = {n: tuple(x.shape) for n, x in given.items()}
+        self.extents = bind_extents(inputs, shapes, fold)
         self.tile_sizes = self._tile_sizes(axes, tiles or {})
         self.mask, self.mask_axes = _check_mask(mask, mask_axes), mask_axes
         self.positions = {n: self._checked(n, p) for n, p in (positions or {}).items()}
         self.groups: dict[str, Accumulation] = {}
         self.accumulators = {t.name: self._zeros(t, 0) for t in tensors if t.role == "output"}
+        self.given = {t.name: self._derived(t, given) for t in derived} | dict(given)
         self.pending: dict[str, tuple[tuple[Index, ...], Tensor]] = {}
 
     def combine(self, how: Accumulation) -> None:
@@ -103,7 +107,10 @@ class Run:
         return itertools.product(*(self._tiles_of(axis) for axis in axes))
 
     def load(self, name: str, index: tuple[Index, ...]) -> Tensor:
-        """A tile of an input: dimensions with a point are dropped, those not named are whole."""
+        """A tile of an input or derived tensor, in the accumulators' dtype unless integer.
+
+        Dimensions with a point are dropped, those not named are whole.
+        """
         tile = self.given[name][_slices(index)]
         return tile if self.declared[name].dtype == "integer" else tile.to(self.accumulator)
 
@@ -124,12 +131,22 @@ class Run:
         assert self.mask_axes is not None
         row = self.position(self.mask_axes[0], rows)[..., None]
         column = self.position(self.mask_axes[1], columns)
-        if self.mask == "causal":
-            return column <= row
-        return torch.ones_like(column <= row)
+        lag = row - column
+        match self.mask:
+            case Domain("causal"):
+                return lag >= 0
+            case Domain("window", width=width):
+                return (lag >= 0) & (lag < width)
+        return torch.ones_like(lag, dtype=torch.bool)
 
     def contribute(self, name: str, index: tuple[Index, ...], value: Any) -> None:
-        """Merge a contribution, as soon as all that are merged together are there."""
+        """Merge a contribution, as soon as all that are merged together are there.
+
+        One to a derived tensor is kept as it is.
+        """
+        if self.declared[name].role == "derived":
+            self.given[name][_slices(index)] = self._contribution(name, index, value)
+            return
         self.pending[name] = (index, self._contribution(name, index, value))
         how = self.groups.get(name)
         group = how.outputs if how else (name,)
@@ -169,33 +186,44 @@ class Run:
         return default | dict(tiles)
 
     def _checked(self, axis: str, positions: Tensor) -> Tensor:
+        import torch
+
         if axis not in self.extents:
             raise UserError("dsl-axis", f"no axis `{axis}`", help=closest(axis, self.extents))
         if tuple(positions.shape) != (self.extents[axis],):
             message = f"positions of `{axis}` have shape {list(positions.shape)}"
             raise UserError("dsl-shape", f"{message}, its extent is {self.extents[axis]}")
-        return positions.to(self.device)
+        return positions.to(self.device, torch.int64)
 
     def _tiles_of(self, axis: str) -> list[Tile]:
         extent, size = self.extents[axis], self.tile_sizes[axis]
         return [Tile(axis, s, min(s + size, extent)) for s in range(0, extent, size)]
 
+    def _shape(self, decl: TensorDecl) -> list[int]:
+        return [_product(self.extents[axis] for axis in dim) for dim in decl.dims]
+
     def _zeros(self, decl: TensorDecl, value: int | float) -> Tensor:
         import torch
 
-        shape = []
-        for dim in decl.dims:
-            size = 1
-            for axis in dim:
-                size *= self.extents[axis]
-            shape.append(size)
         dtype = torch.int64 if decl.dtype == "integer" else self.accumulator
-        return torch.full(shape, value, dtype=dtype, device=self.device)
+        return torch.full(self._shape(decl), value, dtype=dtype, device=self.device)
+
+    def _derived(self, decl: TensorDecl, given: Mapping[str, Tensor]) -> Tensor:
+        """The caller's, or an empty one to be written, in its own dtype."""
+        if decl.name not in given:
+            zeros = self._zeros(decl, 0)
+            return zeros.to(self.dtype) if decl.dtype == "inputs" else zeros
+        shape = list(given[decl.name].shape)
+        if shape != self._shape(decl):
+            message = f"`{decl.name}` has shape {shape}, and from the inputs it is "
+            raise UserError("dsl-shape", message + str(self._shape(decl)))
+        return given[decl.name]
 
     def _contribution(self, name: str, index: tuple[Index, ...], value: Any) -> Tensor:
         import torch
 
-        region, value = self.accumulators[name][_slices(index)], torch.as_tensor(value)
+        held = self.given if self.declared[name].role == "derived" else self.accumulators
+        region, value = held[name][_slices(index)], torch.as_tensor(value)
         if value.shape != region.shape:
             raise UserError(
                 "dsl-shape",
@@ -208,11 +236,16 @@ class Run:
 
 
 def bind_extents(
-    inputs: Sequence[TensorDecl], shapes: Mapping[str, tuple[int, ...]]
+    inputs: Sequence[TensorDecl], shapes: Mapping[str, tuple[int, ...]], fold: bool = False
 ) -> dict[str, int]:
     """The extent of every axis, from the shapes of the inputs.
 
     A dimension that carries several axes gives the last one that no other dimension gives.
+
+    Args:
+        inputs: declarations.
+        shapes: by name.
+        fold: of axes that are known only as a product, the last gets all of it.
     """
     for decl in inputs:
         if len(shapes[decl.name]) != len(decl.dims):
@@ -236,6 +269,10 @@ def bind_extents(
                 known = _product(extents[axis] for axis in dim if axis in extents)
                 extents[unknown[0]] = size // known if known else 0
                 progress = True
+        several = (a for _, _, dim, _ in dims if not set(dim) <= set(extents) for a in dim)
+        first = next((axis for axis in several if axis not in extents), None)
+        if fold and first and not progress:
+            extents[first], progress = 1, True
     for name, n, dim, size in dims:
         wanted = _product(extents[axis] for axis in dim)
         if wanted != size:
@@ -275,25 +312,25 @@ def _slices(index: tuple[Index, ...]) -> tuple[int | slice, ...]:
     return tuple(slice(i.start, i.stop) if isinstance(i, Tile) else i for i in index)
 
 
-def _check_names(expected: set[str], given: Mapping[str, Any]) -> None:
+def _check_names(expected: set[str], allowed: set[str], given: Mapping[str, Any]) -> None:
     for name in sorted(expected - set(given)):
         raise UserError("dsl-argument", f"no tensor for input `{name}`")
-    for name in sorted(set(given) - expected):
+    for name in sorted(set(given) - expected - allowed):
         raise UserError("dsl-argument", f"no input `{name}`", help=closest(name, expected))
 
 
-def _check_mask(mask: str | None, axes: tuple[str, str] | None) -> str | None:
+def _check_mask(mask: Domain | str | None, axes: tuple[str, str] | None) -> Domain | None:
     if axes is None and mask is not None:
         raise UserError("dsl-mask", "the operator has no mask")
-    if axes is not None and mask not in DOMAINS:
-        raise UserError("dsl-mask", f"unknown mask {mask!r}", help=closest(str(mask), DOMAINS))
-    return mask
+    return None if axes is None else domain(mask)
 
 
 def _input_dtype(inputs: Sequence[TensorDecl], given: Mapping[str, Tensor]) -> Any:
     import torch
 
-    dtypes = {t.name: given[t.name].dtype for t in inputs if t.dtype == "inputs"}
+    kinds = {t.dtype for t in inputs}
+    kind = "inputs" if "inputs" in kinds else "accumulator"  # which promotion leaves as it is
+    dtypes = {t.name: given[t.name].dtype for t in inputs if t.dtype == kind}
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{name} {str(dtype)}" for name, dtype in dtypes.items())
         raise UserError("dsl-dtype", f"the inputs must have one dtype: {listed}")

@@ -7,11 +7,12 @@ behind this is native code and recursive.
 from __future__ import annotations
 
 import io
+import re
 import token
 import tokenize
 import unicodedata
 
-from mercurygen.errors import Span, UserError
+from mercurygen.errors import Span, UserError, shorten
 
 MAX_CHARACTERS = 200_000
 MAX_BRACKETS = 40
@@ -19,6 +20,8 @@ MAX_INDENTS = 20
 MAX_TOKENS_PER_STATEMENT = 600
 MAX_PREFIXES = 20  # - - - x
 MAX_ELIFS = 20  # each is inside the one before
+
+COOKIE = re.compile(r"^[ \f]*#.*?coding[:=][ ]*([-\w.]+)")  # as Python reads it (PEP 263)
 
 
 class Source:
@@ -54,6 +57,7 @@ class Source:
     def check(self) -> None:
         """Refuse what must not reach the parser."""
         self._check_characters()
+        self._check_encoding()
         try:
             self._check_tokens()
         except tokenize.TokenError as error:
@@ -72,6 +76,16 @@ class Source:
             name = unicodedata.name(line[column - 1], "a control character")
             message = f"the file holds {code} ({name.lower()}), which does not print"
             raise self.fail("dsl-character", message, number, column)
+
+    def _check_encoding(self) -> None:
+        """Python would read the file in the encoding that a comment on top names."""
+        for number, line in enumerate(self.lines[:2], 1):
+            cookie = COOKIE.match(line)
+            if cookie and cookie[1].lower().replace("_", "-") not in ("utf-8", "utf8"):
+                message = f"an operator's file is UTF-8, and this one says {shorten(cookie[1])}"
+                raise self.fail("dsl-character", message, number, cookie.start(1) + 1)
+            if line.strip()[:1] not in ("", "#"):
+                return
 
     def _check_tokens(self) -> None:
         nesting = _Nesting()

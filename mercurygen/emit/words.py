@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 
 from mercurygen.ir.mesh import Dim, Link
+from mercurygen.ir.names import MODULE
 
 _PLURALS = {"gpu": "GPUs", "half": "halves", "switch": "switches"}
 
@@ -62,9 +63,7 @@ def letters(dims: tuple[Dim, ...]) -> dict[str, str]:
     return names
 
 
-_RESERVED = frozenset(
-    "torch dist inspect sys bisect_left groupby crc32 attention mesh scale seq return_lse out lse "
-    "name tiles tile slot keys values me owner rows cols causal mine size dtype ranks rank group "
-    "self make_mesh shard "
-    "unshard positions pad_sequence shard_sequence unshard_sequence check_inputs".split()
+_RESERVED = MODULE | frozenset(
+    "attention scale out lse name tile slot keys values me owner rows cols causal mine size dtype "
+    "ranks rank group self".split()
 )

@@ -9,15 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from mercurygen.errors import InternalError, Span
+from mercurygen.errors import InternalError, Span, UserError, closest, shorten
 from mercurygen.ir.expr import Expr, Mark, place
 
-# A domain (which pairs of positions are live) is named by its kind. To come, each with what it
-# needs beside the positions: "causal-bottom-right" (the two extents), "window" (a width),
-# "documents" (an id per position), "predicate" (an expression on global positions).
-DOMAINS = ("full", "causal")
+# Which pairs of positions are live. To come, each with what it needs beside the positions:
+# "causal-bottom-right" (the two extents), "documents" (an id per position), "predicate" (an
+# expression on global positions).
+DOMAINS = ("full", "causal", "window")
+WIDEST = 2**40  # a window beyond any sequence is a slip
 
-Role: TypeAlias = Literal["input", "output"]
+Role: TypeAlias = Literal["input", "derived", "output"]
 # inputs: that of the inputs; accumulator: promote_types(that, float32); integer: int64.
 DType: TypeAlias = Literal["inputs", "accumulator", "integer"]
 CombineKind: TypeAlias = Literal["sum", "softmax", "user"]
@@ -41,12 +42,51 @@ class AxisDecl:
 
 
 @dataclass(frozen=True, slots=True)
+class Domain:
+    """Which pairs of global positions (i of a row, j of a column) are live.
+
+    Attributes:
+        kind: full; causal: j <= i; window: 0 <= i - j < width, so that a row sees itself and the
+            width - 1 columns before it.
+        width: of a window, else None.
+
+    Raises:
+        UserError: `dsl-mask`, for an unknown kind, or a width that does not go with it.
+    """
+
+    kind: str
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in DOMAINS:
+            help = closest(str(self.kind), DOMAINS)
+            raise UserError("dsl-mask", f"unknown mask {shorten(repr(self.kind))}", help=help)
+        if self.kind != "window" and self.width is not None:
+            raise UserError("dsl-mask", f"a {self.kind} mask has no width")
+        whole = isinstance(self.width, int) and not isinstance(self.width, bool)
+        if self.kind == "window" and not (whole and 0 < self.width <= WIDEST):
+            given = "no width" if self.width is None else shorten(f"width {self.width!r}")
+            help = f"`window(128)`: an integer from 1 to {WIDEST}, the row itself included"
+            raise UserError("dsl-mask", f"a window cannot have {given}", help=help)
+
+    def __str__(self) -> str:
+        """As an operator's file has it: `causal`, `window(128)`."""
+        return self.kind if self.width is None else f"{self.kind}({self.width})"
+
+
+def domain(mask: Domain | str) -> Domain:
+    """A domain that needs no width may be named."""
+    return mask if isinstance(mask, Domain) else Domain(mask)
+
+
+@dataclass(frozen=True, slots=True)
 class TensorDecl:
     """A tensor and the axes that each dimension carries.
 
     Attributes:
         name: parameter name.
-        role: input or output.
+        role: input; output; or derived, which a loop nest before the main one computes from
+            inputs, and the main nest reads.
         dims: for each dimension its axes, the most significant first:
             (("B",), ("S_q",), ("H", "G"), ("D",)).
         dtype: relative to that of the inputs.
@@ -80,12 +120,12 @@ class MaskDecl:
     Attributes:
         name: parameter name.
         axes: the axis of queries (rows) and the axis of keys (columns).
-        default: one of DOMAINS, or None if the caller must say.
+        default: None if the caller must say.
     """
 
     name: str
     axes: tuple[str, str]
-    default: str | None = None
+    default: Domain | None = None
     span: Span | None = place()
 
 
@@ -117,7 +157,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """`output[index] = value`: a contribution to one tile of an output."""
+    """`output[index] = value`: a contribution to one tile of an output or derived tensor."""
 
     output: str
     index: tuple[Expr | Mark, ...]
@@ -168,6 +208,29 @@ class Combine:
 
 
 @dataclass(frozen=True, slots=True)
+class Derivation:
+    """How a derived tensor is computed: a loop nest that writes each of its elements once.
+
+    Attributes:
+        name: of the tensor.
+        loops: perfectly nested, outermost first; over axes that the tensor carries.
+        body: of the innermost loop; its last effect is one contribution to the tensor.
+        reads: the tensors that it reads: inputs, and derived ones of earlier derivations.
+    """
+
+    name: str
+    loops: tuple[Loop, ...]
+    body: tuple[Statement, ...]
+    reads: tuple[str, ...]
+    span: Span | None = place()
+
+    @property
+    def source(self) -> str:
+        """The compute lines as the user wrote them, comments included, not indented."""
+        return _source(self.body)
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """A parsed operator.
 
@@ -176,8 +239,9 @@ class Operator:
         doc: its docstring, cleaned as by inspect.cleandoc.
         axes: those that it uses, in the order of their declarations.
         tensors: in the order of the signature.
-        loops: perfectly nested, outermost first.
+        loops: of the main nest, perfectly nested, outermost first.
         body: of the innermost loop.
+        derivations: the nests before the main one, in order, one per derived tensor.
         file: as the user named it; not compared.
     """
 
@@ -191,6 +255,7 @@ class Operator:
     combines: tuple[Combine, ...]
     loops: tuple[Loop, ...]
     body: tuple[Statement, ...]
+    derivations: tuple[Derivation, ...] = ()
     file: str = field(default="", compare=False)
     span: Span | None = place()
 
@@ -198,6 +263,11 @@ class Operator:
     def inputs(self) -> tuple[TensorDecl, ...]:
         """The input tensors, in the order of the signature."""
         return tuple(t for t in self.tensors if t.role == "input")
+
+    @property
+    def derived(self) -> tuple[TensorDecl, ...]:
+        """The derived tensors, in the order of the signature."""
+        return tuple(t for t in self.tensors if t.role == "derived")
 
     @property
     def outputs(self) -> tuple[TensorDecl, ...]:
@@ -211,8 +281,12 @@ class Operator:
 
     @property
     def source(self) -> str:
-        """The compute lines as the user wrote them, comments included, not indented."""
-        return "\n".join(statement.source for statement in self.body)
+        """The main nest's lines as the user wrote them, comments included, not indented."""
+        return _source(self.body)
+
+    def derivation(self, name: str) -> Derivation:
+        """How a derived tensor is computed."""
+        return _named(self.derivations, name, "derived tensor")
 
     def axis(self, name: str) -> AxisDecl:
         """The declaration of an axis."""
@@ -238,6 +312,10 @@ class Operator:
     def together_with(self, tensor: str) -> tuple[str, ...]:
         """The tensors that always move as one with this one, itself included."""
         return next((group for group in self.together if tensor in group), (tensor,))
+
+
+def _source(body: tuple[Statement, ...]) -> str:
+    return "\n".join(statement.source for statement in body)
 
 
 def _named(declarations: tuple, name: str, what: str):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from mercurygen.dsl.parse import parse_operator
 from mercurygen.dsl.source import MAX_CHARACTERS
-from mercurygen.errors import UserError, closest
+from mercurygen.errors import Span, UserError, closest
 from mercurygen.ir.operator import Operator
 
-_SHIPPED = {"attention": "attention.py"}  # operator: the file that holds it
+_SHIPPED = {name: f"{name}.py" for name in ("attention", "attention_backward", "matmul")}
 
 
 def shipped() -> tuple[str, ...]:
@@ -58,9 +58,13 @@ def _read(path: Path, file: str) -> str:
             raise UserError("no-such-file", f"no file {file}")
         if path.stat().st_size > 4 * MAX_CHARACTERS:  # UTF-8 has up to 4 bytes a character
             raise UserError("dsl-too-large", f"{file} is too large for an operator")
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        raise UserError("dsl-character", f"{file} is not UTF-8") from None
+        data = path.read_bytes()
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8", "replace").split("\n")
+        line = data.decode("utf-8", "replace").split("\n")[len(before) - 1]
+        span = Span(file, len(before), len(before[-1]) + 1, line.rstrip("\r"))
+        raise UserError("dsl-character", f"{file} is not UTF-8", span=span) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError("no-such-file", f"cannot read {file}: {reason}") from None

@@ -1,0 +1,24 @@
+"""Names that emitted modules use themselves, so that nobody else's may be the same."""
+
+from __future__ import annotations
+
+import builtins
+
+# At the top of a module, and the parameters of its functions beside the operator's own.
+MODULE = frozenset(
+    "torch dist inspect sys F Tensor DeviceMesh P2POp Placement Shard Iterable Iterator timedelta "
+    "annotations bisect_left groupby crc32 MESH WORLD_SIZE PLACEMENTS make_mesh shard unshard "
+    "positions pad_sequence shard_sequence unshard_sequence check_inputs mesh seq return_lse "
+    "tiles".split()
+)
+
+
+def reserved(name: str) -> str | None:
+    """What a name is that an operator's file cannot give to something else; None if it can."""
+    if name in dir(builtins):
+        return "is a builtin of Python, which emitted modules may call"
+    if name in MODULE:
+        return "is a name of emitted modules"
+    if name.startswith("_"):
+        return "starts with an underscore, as the private names of emitted modules do"
+    return None
