@@ -18,7 +18,8 @@ from mercurygen.emit.module import emit
 from mercurygen.errors import Refusal
 from mercurygen.ir.mesh import Link
 from mercurygen.ir.problem import Problem
-from mercurygen.lower.plan import Plan, lower
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
 from mercurygen.operators import load
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.schedule import Schedule, Target

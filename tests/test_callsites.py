@@ -15,7 +15,8 @@ import pytest
 from mercurygen.emit.callsites import Summary, check_text, sample
 from mercurygen.emit.module import emit
 from mercurygen.emit.python_subset import TextMismatch
-from mercurygen.lower.plan import Plan, lower
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
 from mercurygen.operators import load
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.text import parse

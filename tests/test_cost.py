@@ -16,7 +16,8 @@ from mercurygen.designs import patterns
 from mercurygen.errors import Refusal
 from mercurygen.ir.problem import DTYPES, Problem
 from mercurygen.lower.events import Batch, Collective
-from mercurygen.lower.plan import Plan, lower
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
 from mercurygen.operators import load as load_operator
 from mercurygen.search.place import links

@@ -17,7 +17,8 @@ from mercurygen.errors import Refusal
 from mercurygen.ir.mesh import Link
 from mercurygen.ir.problem import Problem
 from mercurygen.lower.events import Kernel
-from mercurygen.lower.plan import Plan, lower
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import extent_of
 from mercurygen.lower.trace import trace
 from mercurygen.lower.visible import live_pairs

@@ -20,7 +20,8 @@ from mercurygen.cost.topology import load as load_topology
 from mercurygen.emit.module import FIRST_LINE, digest, emit, split_digest
 from mercurygen.errors import Refusal
 from mercurygen.ir.problem import Problem
-from mercurygen.lower.plan import Plan, lower
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
 from mercurygen.operators import load as load_operator
 from mercurygen.schedule.directives import Parallelize, Shard, Shift
 from mercurygen.schedule.schedule import Schedule

@@ -25,7 +25,8 @@ from mercurygen.errors import InternalError, Refusal
 from mercurygen.ir.mesh import Link
 from mercurygen.ir.problem import Problem
 from mercurygen.lower.events import Batch, Kernel, Trace, Wait
-from mercurygen.lower.plan import Plan, lower
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
 from mercurygen.operators import load
 from mercurygen.schedule.apply import apply

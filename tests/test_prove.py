@@ -35,7 +35,8 @@ from mercurygen.lower.events import (
     Unpack,
     Wait,
 )
-from mercurygen.lower.plan import Plan, lower
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
 from mercurygen.operators import load
 from mercurygen.schedule.apply import apply

@@ -11,7 +11,7 @@ from ranks import Ranks
 from mercurygen.emit.callsites import check_text
 from mercurygen.emit.module import emit
 from mercurygen.errors import UserError
-from mercurygen.lower.plan import lower
+from mercurygen.lower.lower import lower
 from mercurygen.lower.trace import trace
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.text import parse, show

@@ -14,7 +14,7 @@ from mercurygen.cost.topology import load, shipped
 from mercurygen.designs import patterns
 from mercurygen.errors import UserError
 from mercurygen.ir.problem import Problem
-from mercurygen.lower.plan import lower
+from mercurygen.lower.lower import lower
 from mercurygen.operators import load as load_operator
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.directives import Parallelize

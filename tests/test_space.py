@@ -14,7 +14,8 @@ from mercurygen.designs.meshes import meshes
 from mercurygen.errors import Refusal
 from mercurygen.ir.mesh import Link, check_name
 from mercurygen.ir.problem import Problem
-from mercurygen.lower.plan import Plan, lower
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
 from mercurygen.operators import load as load_operator
 from mercurygen.schedule.apply import attempt, start
 from mercurygen.schedule.directives import Along, OrderTokens, Parallelize, Pin, Shard, Shift

@@ -14,14 +14,20 @@ from mercurygen.lower.events import (
     Batch,
     Cast,
     Collective,
+    Cut,
+    Derive,
     Fill,
     Free,
     Kernel,
+    Merge,
     Pack,
+    Put,
     Return,
     Trace,
     Unpack,
+    Unweigh,
     Wait,
+    Weigh,
 )
 
 
@@ -66,13 +72,28 @@ class _Watch:
                     self.free(buffer)
                 case Batch(op, _, sends, recvs):
                     self.start(op, [m.buffer for m in sends], [m.buffer for m in recvs])
-                case Collective(op, _, _, source, target):
-                    self.start(op, [source], [target])
+                case Collective(op, _, kind, source, target):
+                    in_place = source == target and kind in ("all-reduce", "broadcast")
+                    if kind == "broadcast":  # who is not the root only receives
+                        self.start(op, [], [target])
+                    else:
+                        self.start(op, [] if in_place else [source], [target], in_place)
                 case Wait(op):
                     self.wait(op)
-                case Pack(source, target) | Unpack(source, target) | Cast(source, target):
+                case Pack(source, target) | Cast(source, target) | Cut(source, target):
                     self.read(source)
                     self.write(target)
+                case Unpack(source, target) | Put(source, target):
+                    self.read(source)
+                    self.write(target)
+                case Merge(sources, targets):
+                    self.update(sources, targets)
+                case Weigh(sources, most, target):
+                    self.update((*sources, most), (target,), merge=False)
+                case Unweigh(source, most, targets):
+                    self.update((source, most), targets, merge=False)
+                case Derive(inputs, output):
+                    self.update(inputs, (output,), merge=False)
                 case Kernel():
                     self.kernel(event)
                 case Fill(outputs):
@@ -84,16 +105,22 @@ class _Watch:
 
     def kernel(self, event: Kernel) -> None:
         """Inputs are read; outputs are written, when merged into also read."""
-        for buffer in event.inputs:
+        inputs = tuple(operand.buffer for operand in event.inputs)
+        outputs = tuple(operand.buffer for operand in event.outputs)
+        self.update(inputs, outputs, merge=event.merge)
+
+    def update(self, sources: tuple[int, ...], targets: tuple[int, ...], merge: bool = True):
+        """Sources are read; targets are written, when merged into also read."""
+        for buffer in sources:
             self.read(buffer)
-        for buffer in event.outputs:
-            if event.merge:
+        for buffer in targets:
+            if merge:
                 self.read(buffer)
-            if buffer in event.inputs:
+            if buffer in sources:
                 self.fail(buffer, "is both read and written by one kernel")
             self.write(buffer)
-        if len(set(event.outputs)) < len(event.outputs):
-            self.fail(event.outputs[0], "takes two outputs of one kernel")
+        if len(set(targets)) < len(targets):
+            self.fail(targets[0], "takes two outputs of one kernel")
 
     def fail(self, buffer: int, what: str) -> None:
         """Say what is wrong with a buffer."""
@@ -153,8 +180,12 @@ class _Watch:
         """A buffer is filled by something that runs here."""
         self.writable(buffer).written = True
 
-    def start(self, op: int, sends: list[int], recvs: list[int]) -> None:
-        """A transfer takes off."""
+    def start(
+        self, op: int, sends: list[int], recvs: list[int], in_place: bool = False
+    ) -> None:
+        """A transfer takes off; in place, what it receives into is also what it sends."""
+        for buffer in recvs if in_place else ():
+            self.read(buffer)
         if op in self.flights:
             where = place(self.trace, self.index)
             message = f"{where}: operation {op} is started while it is in flight"

@@ -1,9 +1,8 @@
 """What a buffer holds, symbolically, and what copies make of it.
 
-A content is chunks of the sequence and chunks of the heads, each list in storage order. Of an
-output it also knows what has been merged into it: `seen[h][i]` has the bit of every column chunk
-whose share is in the cell of head h and row i. Equal rows of cells are one object, so that cost
-follows what differs.
+A content is a part of a tensor: per axis a list of atoms, in storage order. Of an output it also
+knows what has been merged into it: `seen` has, for every cell (a combination of atoms, the last
+axis varying fastest), the contributions that are in it, as the bits of a number.
 """
 
 from __future__ import annotations
@@ -11,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, product
+from math import prod
 
+from mercurygen.ir.atoms import Region
 from mercurygen.ir.layout import Interleaving
+from mercurygen.lower.events import Cuts
 
 Cells = tuple[int, ...]
 
@@ -28,23 +30,32 @@ class Content:
 
     Attributes:
         tensor: whose data.
-        chunks: of the sequence, in storage order.
-        heads: chunks of the heads, in storage order.
-        seen: of an output, per head and chunk the columns merged into it; None of an input.
+        axes: of the tensor.
+        region: per axis its atoms, in storage order.
+        seen: of an output, per cell what is merged into it; None of an input.
     """
 
     tensor: str
-    chunks: tuple[int, ...]
-    heads: tuple[int, ...]
-    seen: tuple[Cells, ...] | None = None
+    axes: tuple[str, ...]
+    region: Region
+    seen: Cells | None = None
 
     @property
     def cells(self) -> int:
-        """Number of (chunk, head chunk) pairs."""
-        return len(self.chunks) * len(self.heads)
+        """Number of cells."""
+        return prod(map(len, self.region))
+
+    def atoms(self, axis: str) -> tuple[int, ...]:
+        """Its atoms along an axis."""
+        return self.region[self.axes.index(axis)]
 
     def __str__(self) -> str:
-        return f"{self.tensor} (chunks {brief(self.chunks)}; heads {brief(self.heads)})"
+        cut = (
+            f"{axis} {brief(atoms)}"
+            for axis, atoms in zip(self.axes, self.region, strict=True)
+            if atoms != (0,)
+        )
+        return f"{self.tensor} ({'; '.join(cut) or 'all of it'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +70,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """An output that nothing has been merged into; its rows are not known yet."""
+    """An output that nothing has been merged into; its region is not known yet."""
 
     tensor: str
 
@@ -67,7 +78,30 @@ class Blank:
         return f"{self.tensor}, filled, with nothing merged into it"
 
 
-Holding = Content | Parts | Blank | None
+@dataclass(frozen=True, slots=True)
+class Most:
+    """The largest lse of some ranks; of one only, before they are reduced."""
+
+    content: Content
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"the largest lse of {len(self.ranks)} ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """out and lse in the scale of the largest lse of some ranks, added up over ranks."""
+
+    pair: tuple[Content, Content]
+    most: Most
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"weighed partial results of {len(self.ranks)} ranks"
+
+
+Holding = Content | Parts | Blank | Most | Weighed | None
 
 
 def brief(numbers: Sequence[int]) -> str:
@@ -76,34 +110,109 @@ def brief(numbers: Sequence[int]) -> str:
     return ", ".join(words if len(words) <= 8 else [*words[:3], "…", *words[-3:]])
 
 
+def single(holding: Holding) -> Content:
+    """The one part of a tensor in a buffer."""
+    if isinstance(holding, Content):
+        return holding
+    raise Unknown(f"the source holds {holding or 'nothing'}, not one tensor")
+
+
 @lru_cache(maxsize=4096)
 def positions(length: int, join: Interleaving) -> tuple[tuple[int, ...], ...]:
     """Per rank, where the runs of its list lie in a joined list of `length`, run by run."""
     order = join.pieces()
     size, rest = divmod(length, len(order))
     if rest or not size:
-        raise Unknown(f"{length} chunks cannot be dealt in {len(order)} pieces")
+        raise Unknown(f"{length} atoms cannot be dealt in {len(order)} pieces")
     found: list[dict[int, tuple[int, ...]]] = [{} for _ in range(join.n)]
     for place, (rank, run) in enumerate(order):
         found[rank][run] = tuple(range(place * size, (place + 1) * size))
     return tuple(tuple(chain(*(runs[run] for run in sorted(runs)))) for runs in found)
 
 
-def pack(content: Holding, by: str, join: Interleaving) -> Parts:
-    """One part for every rank along a dimension: by heads, or by the tokens that it owns."""
-    whole = _single(content)
-    if by == "heads":
-        size, rest = divmod(len(whole.heads), join.n)
-        if rest or not size:
-            raise Unknown(f"{len(whole.heads)} head chunks cannot be split {join.n} ways")
-        return Parts(
-            tuple(_heads(whole, i * size, (i + 1) * size) for i in range(join.n)),
-        )
-    return Parts(tuple(_take(whole, at) for at in positions(len(whole.chunks), join)))
+def run_of(places: tuple[int, ...], part: tuple[int, int]) -> tuple[int, ...]:
+    """One of equal runs of a list."""
+    index, parts = part
+    size, rest = divmod(len(places), parts)
+    if rest or not size or not 0 <= index < parts:
+        raise Unknown(f"run {index} of {parts} of {len(places)} atoms")
+    return places[index * size : (index + 1) * size]
 
 
-def unpack(holding: Holding, by: str, join: Interleaving) -> Content:
-    """The parts from the ranks as one: tokens interleaved, or heads in a row."""
+@lru_cache(maxsize=65536)
+def _picked(lengths: tuple[int, ...], wanted: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Numbers of the cells at some places along every axis."""
+    strides = [prod(lengths[i + 1 :]) for i in range(len(lengths))]
+    return tuple(
+        sum(place * stride for place, stride in zip(places, strides, strict=True))
+        for places in product(*wanted)
+    )
+
+
+def take(content: Content, wanted: tuple[tuple[int, ...], ...]) -> Content:
+    """The part at some places along every axis."""
+    region = tuple(
+        tuple(atoms[i] for i in places)
+        for atoms, places in zip(content.region, wanted, strict=True)
+    )
+    seen = content.seen
+    if seen is not None:
+        numbers = _picked(tuple(map(len, content.region)), wanted)
+        seen = tuple(seen[i] for i in numbers)
+    return replace(content, region=region, seen=seen)
+
+
+def places_of(content: Content, cuts: Cuts) -> tuple[tuple[int, ...], ...]:
+    """The places that some cuts leave along every axis."""
+    found = [tuple(range(len(atoms))) for atoms in content.region]
+    for axis, start, stop in cuts:
+        if axis not in content.axes:
+            continue
+        index = content.axes.index(axis)
+        if not 0 <= start < stop <= len(content.region[index]):
+            raise Unknown(f"{axis} {start} to {stop - 1} of {len(content.region[index])} atoms")
+        found[index] = tuple(range(start, stop))
+    return tuple(found)
+
+
+def cut(content: Content, cuts: Cuts) -> Content:
+    """The part that some cuts leave."""
+    return take(content, places_of(content, cuts)) if cuts else content
+
+
+def put(content: Content, part: Content, wanted: tuple[tuple[int, ...], ...]) -> Content:
+    """A content with a part of it written anew."""
+    region = tuple(
+        tuple(atoms[i] for i in places)
+        for atoms, places in zip(content.region, wanted, strict=True)
+    )
+    if part.region != region or part.tensor != content.tensor:
+        raise Unknown(f"{part} is put where {replace(content, region=region)} belongs")
+    if content.seen is None or part.seen is None:
+        raise Unknown(f"{content} is no output")
+    seen = list(content.seen)
+    numbers = _picked(tuple(map(len, content.region)), wanted)
+    for number, cell in zip(numbers, part.seen, strict=True):
+        seen[number] = cell
+    return replace(content, seen=tuple(seen))
+
+
+def pack(content: Holding, axis: str, join: Interleaving, part: tuple[int, int]) -> Parts:
+    """One part for every rank along a dimension: what it owns of an axis."""
+    whole = single(content)
+    if axis not in whole.axes:
+        raise Unknown(f"{whole} is dealt along {axis}, which it does not carry")
+    index = whole.axes.index(axis)
+    everything = places_of(whole, ())
+    found = []
+    for places in positions(len(whole.region[index]), join):
+        wanted = (*everything[:index], run_of(places, part), *everything[index + 1 :])
+        found.append(take(whole, wanted))
+    return Parts(tuple(found))
+
+
+def parts_of(holding: Holding, join: Interleaving) -> tuple[Content, ...]:
+    """One part from each rank, all of one tensor and alike but for where they belong."""
     if not isinstance(holding, Parts):
         raise Unknown(f"the source holds {holding or 'nothing'}, not one part from each rank")
     parts = holding.parts
@@ -112,35 +221,43 @@ def unpack(holding: Holding, by: str, join: Interleaving) -> Content:
     names = {part.tensor for part in parts}
     if len(names) > 1:
         raise Unknown("parts of different tensors: " + ", ".join(sorted(names)))
-    return _join_heads(parts) if by == "heads" else _join_chunks(parts, join)
+    return parts
 
 
-def _join_heads(parts: tuple[Content, ...]) -> Content:
+def unpack(holding: Holding, axis: str, join: Interleaving) -> Content:
+    """The parts from the ranks as one, interleaved along an axis."""
+    parts = parts_of(holding, join)
     first = parts[0]
+    if axis not in first.axes:
+        raise Unknown(f"{first} is joined along {axis}, which it does not carry")
+    index = first.axes.index(axis)
     for part in parts:
-        if part.chunks != first.chunks:
-            raise Unknown(f"heads of different tokens in a row: {first} and {part}")
-    seen = None if first.seen is None else tuple(chain(*(part.seen for part in parts)))
-    return Content(first.tensor, first.chunks, tuple(chain(*(p.heads for p in parts))), seen)
-
-
-def _join_chunks(parts: tuple[Content, ...], join: Interleaving) -> Content:
-    first = parts[0]
-    for part in parts:
-        if part.heads != first.heads:
-            raise Unknown(f"tokens of different heads interleaved: {first} and {part}")
-        if len(part.chunks) != len(first.chunks):
+        alike = (*part.region[:index], *part.region[index + 1 :])
+        if alike != (*first.region[:index], *first.region[index + 1 :]):
+            raise Unknown(f"parts of different things in a row: {first} and {part}")
+        if len(part.region[index]) != len(first.region[index]):
             raise Unknown(f"parts of different lengths: {first} and {part}")
-    source = _sources(len(first.chunks) * join.n, join)
+    source = _sources(len(first.region[index]) * join.n, join)
+    atoms = tuple(parts[rank].region[index][i] for rank, i in source)
+    region = (*first.region[:index], atoms, *first.region[index + 1 :])
+    if first.seen is None:
+        return replace(first, region=region)
+    return replace(first, region=region, seen=_joined(parts, index, source))
 
-    def joined(lists: Sequence[Cells]) -> Cells:
-        """One list of the ranks' lists."""
-        return tuple(lists[rank][index] for rank, index in source)
 
-    chunks, seen = joined([part.chunks for part in parts]), None
-    if first.seen is not None:
-        seen = tuple(joined([p.seen[h] for p in parts]) for h in range(len(first.heads)))
-    return Content(first.tensor, chunks, first.heads, seen)
+def _joined(
+    parts: tuple[Content, ...], index: int, source: tuple[tuple[int, int], ...]
+) -> Cells:
+    """The cells of parts, interleaved along an axis."""
+    lengths = tuple(map(len, parts[0].region))
+    before, inner = prod(lengths[:index]), prod(lengths[index + 1 :])
+    step = lengths[index] * inner
+    return tuple(
+        cell
+        for outer in range(before)
+        for rank, i in source
+        for cell in parts[rank].seen[outer * step + i * inner : outer * step + (i + 1) * inner]
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -154,21 +271,35 @@ def _sources(length: int, join: Interleaving) -> tuple[tuple[int, int], ...]:
     return tuple(found[place] for place in range(length))
 
 
-def _single(holding: Holding) -> Content:
-    if isinstance(holding, Content):
-        return holding
-    raise Unknown(f"the source holds {holding or 'nothing'}, not one tensor")
+def place_part(
+    whole: Content, part: Content, axis: str, join: Interleaving, rank: int, run: tuple[int, int]
+) -> tuple[tuple[int, ...], ...]:
+    """Where one rank's part of a run belongs in the whole.
+
+    Along `axis` it is that run of what the rank owns; along the others, where its atoms are.
+    """
+    found = []
+    for each, atoms in zip(whole.axes, whole.region, strict=True):
+        if each == axis:
+            found.append(run_of(positions(len(atoms), join)[rank], run))
+            continue
+        have = {atom: i for i, atom in enumerate(atoms)}
+        missing = [a for a in part.atoms(each) if a not in have]
+        if missing:
+            raise Unknown(f"{part} has no place in {whole}")
+        found.append(tuple(have[a] for a in part.atoms(each)))
+    return tuple(found)
 
 
-def _heads(content: Content, start: int, stop: int) -> Content:
-    seen = None if content.seen is None else content.seen[start:stop]
-    return replace(content, heads=content.heads[start:stop], seen=seen)
-
-
-def _take(content: Content, at: tuple[int, ...]) -> Content:
-    """The chunks at some positions."""
-    chunks, seen = tuple(content.chunks[i] for i in at), None
-    if content.seen is not None:
-        taken = {id(row): tuple(row[i] for i in at) for row in content.seen}
-        seen = tuple(taken[id(row)] for row in content.seen)
-    return replace(content, chunks=chunks, seen=seen)
+def summed(contents: Sequence[Content]) -> Content:
+    """Partial results of one part, added up: nothing may be in two of them."""
+    first = contents[0]
+    seen = list(first.seen or ())
+    for other in contents[1:]:
+        if (other.tensor, other.region) != (first.tensor, first.region) or other.seen is None:
+            raise Unknown(f"{first} and {other} are added")
+        for i, cell in enumerate(other.seen):
+            if seen[i] & cell:
+                raise Unknown(f"{first} gets what it has already from another rank")
+            seen[i] |= cell
+    return replace(first, seen=tuple(seen))

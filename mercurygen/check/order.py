@@ -18,8 +18,9 @@ def check_order(plan: Plan, traces: tuple[Trace, ...]) -> Play:
         ProofError: of check "order".
     """
     mesh = plan.program.mesh
+    most = max([1, *(len(x.tensors) + len(x.outputs) for x in plan.nest.loops)])
     for trace in traces:
-        _check_alone(mesh, trace, MOST_EACH_WAY * len(plan.nest.tensors))
+        _check_alone(mesh, trace, MOST_EACH_WAY * most)
     play = Play(mesh, traces)
     play.run()
     for rank, trace in enumerate(traces):
@@ -82,6 +83,12 @@ def _fault_of_collective(mesh: Mesh, trace: Trace, event: Collective, most: int)
         return f"{source} bytes in, {target} out cannot be {size} parts each"
     if event.kind == "all-gather" and source * size != target:
         return f"{size} times {source} bytes do not fill {target}"
+    if event.kind == "reduce-scatter" and target * size != source:
+        return f"{source} bytes in are not {size} times the {target} out"
+    if event.kind in ("all-reduce", "broadcast") and source != target:
+        return f"{source} bytes in, {target} out"
+    if not 0 <= event.root < size:
+        return f"root {event.root} of {size} ranks"
     return None
 
 

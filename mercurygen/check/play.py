@@ -54,6 +54,12 @@ class _Pair:
     recvs: deque[tuple[Op, int]] = field(default_factory=deque)
 
 
+def bytes_of(trace: Trace, message: Message) -> int:
+    """Bytes that a message moves."""
+    whole = trace.buffers[message.buffer].nbytes
+    return whole if message.nbytes is None else message.nbytes
+
+
 class Play:
     """The ranks at play.
 
@@ -158,7 +164,7 @@ class Play:
     def same_bytes(self, op: Op, mine: Message, other: Op, theirs: Message, sends: bool) -> None:
         """A message is as long on one side as on the other."""
         here, there = self.traces[op.rank], self.traces[other.rank]
-        length, expected = here.buffers[mine.buffer].nbytes, there.buffers[theirs.buffer].nbytes
+        length, expected = bytes_of(here, mine), bytes_of(there, theirs)
         if length != expected:
             verb, back = ("sends", "receives") if sends else ("receives", "sends")
             self.fail(
@@ -184,17 +190,22 @@ class Play:
                 op.rank,
                 f"collective {number} along {dim} is of {self.shape(op)[1]} bytes in, "
                 f"{self.shape(op)[2]} out here, but on rank {first.rank} it is the "
-                f"{first.event.kind} of {self.shape(first)[1]} in, {self.shape(first)[2]} out",
+                f"{self.shape(first)[0]} of {self.shape(first)[1]} in, {self.shape(first)[2]} out",
             )
         if len(members) == len(group):
             members.sort(key=lambda member: group.index(member.rank))
             self.collectives += 1
 
     def shape(self, op: Op) -> tuple[str, int, int]:
-        """Kind and bytes of a collective."""
+        """Kind (with what it adds, and its root) and bytes of a collective."""
         buffers = self.traces[op.rank].buffers
         event = op.event
-        return event.kind, buffers[event.source].nbytes, buffers[event.target].nbytes
+        kind = event.kind
+        if kind == "broadcast":
+            kind = f"broadcast from {event.root}"
+        if kind == "all-reduce":
+            kind = f"all-reduce ({event.reduce})"
+        return kind, buffers[event.source].nbytes, buffers[event.target].nbytes
 
     # --- progress -----------------------------------------------------------------------------
 

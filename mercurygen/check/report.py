@@ -10,11 +10,14 @@ from mercurygen.lower.events import (
     Batch,
     Cast,
     Collective,
+    Cut,
     Event,
     Fill,
     Free,
     Kernel,
+    Merge,
     Pack,
+    Put,
     Return,
     Trace,
     Unpack,
@@ -124,12 +127,16 @@ def _words(trace: Trace, event: Event) -> str:
             return f"{kind} {op} along {dim} of {label(trace, source)}"
         case Wait(op):
             return f"wait for operation {op}"
-        case Pack(source) | Unpack(source) | Cast(source):
+        case Pack(source) | Unpack(source) | Cast(source) | Cut(source) | Put(source):
             return f"{type(event).__name__.lower()} of {label(trace, source)}"
+        case Kernel(block=None, merge=merge):
+            return "the body" + (", merged" if merge else "")
         case Kernel(block=block, merge=merge):
             kind = "causal block" if block.causal else "block"
             words = f"{kind} of row chunks {span(block.rows)}, column chunks {span(block.cols)}"
             return words + (", merged" if merge else "")
+        case Merge(sources):
+            return f"merge of {label(trace, sources[0])}"
         case Fill():
             return "fill"
         case Return(name):

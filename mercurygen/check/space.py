@@ -1,91 +1,189 @@
-"""The space that a proof is about: chunks of sequence and heads, and what the mask asks of them."""
+"""The space that a proof is about: cells of outputs, and what the operator asks of them.
+
+A contribution to a cell of an output is a combination of atoms of the axes that are looped over and
+that the output does not carry. Of the mask's axes only live pairs contribute.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
+from itertools import product
 from math import prod
 
 from mercurygen.check.content import Content, brief
-from mercurygen.check.report import span
-from mercurygen.ir.program import Program, Tensor
+from mercurygen.ir.atoms import Region
+from mercurygen.ir.program import Tensor
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import Block
+from mercurygen.lower.visible import POSITIONS, Block
 
 
 @lru_cache(maxsize=65536)
-def bits(chunks: tuple[int, ...]) -> int:
-    """A set of chunks as the bits of a number."""
-    return sum(1 << chunk for chunk in chunks)
+def bits(atoms: tuple[int, ...]) -> int:
+    """A set of atoms as the bits of a number."""
+    return sum(1 << atom for atom in atoms)
 
 
 class Space:
-    """Chunks of sequence and heads of a plan: what a caller gives and wants on every rank."""
+    """Atoms of a plan: what a caller gives and wants on every rank, and what cells need."""
 
     def __init__(self, plan: Plan) -> None:
-        self.program = program = plan.program
-        mesh = program.mesh
-        self.chunks = program.order.chunks(mesh)
-        split = [dim for dim in mesh.names if self._splits_heads(dim)]
-        self.heads = prod(mesh.extent(dim) for dim in split)
-        self.whole = {t.name: plan.nbytes(t.name, ()) for t in program.tensors}
-
-    def _splits_heads(self, dim: str) -> bool:
-        program = self.program
-        axes = {program.parallel_axis(dim), *(program.pinned(t, dim) for t in program.tensors)}
-        return bool(axes - {None, *program.mask_axes})
+        self.plan, self.program, self.atoms = plan, plan.program, plan.atoms
+        self.liveness = plan.atoms.domain
+        self.count = plan.atoms.count
+        self._wanted: dict[tuple, int] = {}
 
     def pinned(self, tensor: Tensor, rank: int) -> Content:
         """What the caller holds, or wants, of a tensor on a rank."""
-        program, mesh = self.program, self.program.mesh
-        here, held, part, ways = mesh.coordinate(rank), {}, 0, 1
-        for dim in mesh.names:
-            axis = program.pinned(tensor, dim)
-            if axis == program.sequence(tensor):
-                held[dim] = (here[dim],)
-            elif axis is not None:
-                part, ways = part * mesh.extent(dim) + here[dim], ways * mesh.extent(dim)
-        size = self.heads // ways
-        heads = tuple(range(part * size, (part + 1) * size))
-        return Content(tensor.name, program.order.owned(mesh, held), heads)
+        place = self.program.mesh.coordinate(rank)
+        return Content(tensor.name, tensor.axes, self.atoms.pinned(tensor, place))
 
-    def nbytes(self, content: Content) -> Fraction:
-        """How long a buffer with this content is; a head chunk may be a part of a head."""
-        whole = self.whole[content.tensor] * content.cells
-        return Fraction(whole, self.chunks * self.heads)
+    def elements(self, content: Content) -> Fraction:
+        """Elements of a content."""
+        extents, count = self.program.extents, self.count
+        return prod(
+            (
+                Fraction(len(atoms) * extents[axis], count[axis])
+                for axis, atoms in zip(content.axes, content.region, strict=True)
+            ),
+            start=Fraction(1),
+        )
 
-    def domain(self, row: int) -> int:
-        """The columns that the mask leaves a row, as bits."""
-        return (1 << (row + 1 if self.program.mask == "causal" else self.chunks)) - 1
+    def reduced(self, tensor: Tensor) -> tuple[str, ...]:
+        """Axes along which contributions to an output are merged."""
+        return tuple(axis for axis in self.program.loops if not tensor.carries(axis))
+
+    def shares(
+        self, tensor: Tensor, region: Region, lists: Mapping[str, tuple[int, ...]], causal: bool
+    ) -> tuple[int, ...]:
+        """Per cell of a region the contributions that a call on some atoms makes.
+
+        Args:
+            tensor: the output.
+            region: of the cells.
+            lists: per axis the atoms that the call is given.
+            causal: whether it masks; else it takes every pair.
+        """
+        reduced = self.reduced(tensor)
+        masked = [axis for axis in self.program.mask_axes if axis in tensor.axes]
+        key_axes = [tensor.axes.index(axis) for axis in masked]
+        found = []
+        for cell in product(*region):
+            at = tuple(cell[i] for i in key_axes)
+            found.append(self.share(reduced, tuple(masked), at, lists, causal))
+        return tuple(found)
+
+    def share(
+        self,
+        reduced: tuple[str, ...],
+        masked: tuple[str, ...],
+        at: tuple[int, ...],
+        lists: Mapping[str, tuple[int, ...]],
+        causal: bool,
+    ) -> int:
+        """The contributions to a cell at some atoms of the mask's axes."""
+        key = (reduced, masked, at, tuple(lists[axis] for axis in reduced), causal)
+        known = self._wanted.get(key)
+        if known is None:
+            spans = []
+            for axis in reduced:
+                atoms = lists[axis]
+                if causal and axis in self.program.mask_axes and len(masked) == 1:
+                    atoms = tuple(a for a in atoms if self.live_with(axis, a, at[0]))
+                spans.append(atoms)
+            known = self._bits(reduced, spans, causal and not masked)
+            if causal and len(masked) == 2 and not self.liveness.live(*self._rows_first(masked, at)):
+                known = 0
+            self._wanted[key] = known
+        return known
+
+    def _rows_first(self, masked: tuple[str, ...], at: tuple[int, ...]) -> tuple[int, int]:
+        pair = dict(zip(masked, at, strict=True))
+        rows, columns = self.program.mask_axes
+        return pair[rows], pair[columns]
+
+    def live_with(self, axis: str, atom: int, other: int) -> bool:
+        """Whether an atom of one of the mask's axes is live with one of the other."""
+        is_row = axis == self.program.mask_axes[0]
+        return self.liveness.live(*((atom, other) if is_row else (other, atom)))
+
+    def _bits(self, reduced: tuple[str, ...], spans: list[tuple[int, ...]], both: bool) -> int:
+        """Combinations of atoms as the bits of a number."""
+        total = 1
+        number = 0
+        strides = []
+        for axis in reversed(reduced):
+            strides.append(total)
+            total *= self.count[axis]
+        strides.reverse()
+        pair = [reduced.index(axis) for axis in self.program.mask_axes if axis in reduced]
+        if not reduced:
+            return 1
+        inner = bits(spans[-1])
+        if both and len(pair) == 2:
+            for places in product(*spans):
+                if self.liveness.live(places[pair[0]], places[pair[1]]):
+                    number |= 1 << sum(p * s for p, s in zip(places, strides, strict=True))
+            return number
+        for places in product(*spans[:-1]):
+            number |= inner << sum(p * s for p, s in zip(places, strides, strict=False))
+        return number
+
+    def domain(self, tensor: Tensor, cell: tuple[int, ...]) -> int:
+        """All contributions that a cell must get."""
+        reduced = self.reduced(tensor)
+        masked = tuple(axis for axis in self.program.mask_axes if axis in tensor.axes)
+        at = tuple(cell[tensor.axes.index(axis)] for axis in masked)
+        lists = {axis: tuple(range(self.count[axis])) for axis in reduced}
+        return self.share(reduced, masked, at, lists, self.program.mask != "full")
+
+    def words(self, tensor: Tensor, number: int) -> str:
+        """Contributions, in words."""
+        reduced = self.reduced(tensor)
+        if len(reduced) == 1:
+            return f"{reduced[0]} {brief(members(number))}"
+        return f"{number.bit_count()} contributions along {', '.join(reduced)}"
 
 
 def members(number: int) -> tuple[int, ...]:
-    """The chunks whose bits a number has."""
+    """The atoms whose bits a number has."""
     return tuple(i for i in range(number.bit_length()) if number >> i & 1)
 
 
-@lru_cache(maxsize=65536)
-def shares_of(block: Block, cols: tuple[int, ...]) -> tuple[int, ...]:
-    """For each row of a block the columns that it gives, as bits."""
-    start, stop = block.cols
-    height = block.rows[1] - block.rows[0]
-    if not block.causal:
-        return (bits(cols[start:stop]),) * height
-    return tuple(bits(cols[start : start + i + 1]) for i in range(height))
-
-
 def fault_of(
-    program: Program, block: Block, rows: tuple[int, ...], cols: tuple[int, ...]
+    space: Space, block: Block, rows: tuple[int, ...], cols: tuple[int, ...]
 ) -> str | None:
-    """Why the kernel cannot do a block, or must not."""
-    for what, (start, stop), chunks in (("row", block.rows, rows), ("column", block.cols, cols)):
-        if not 0 <= start < stop <= len(chunks):
-            return f"{what} chunks {span((start, stop))} of {len(chunks)}"
-    mine, theirs = rows[slice(*block.rows)], cols[slice(*block.cols)]
-    if block.causal and program.mask != "causal":
+    """Why the kernel cannot do a block, or must not: rows and columns are those of the block."""
+    program, live = space.program, space.liveness
+    if block.causal and program.mask == "full":
         return "a causal block under a full mask"
-    if block.causal and mine != theirs:
-        return f"a causal block of rows {brief(mine)} and columns {brief(theirs)} is no square"
-    if not block.causal and program.mask == "causal" and mine[0] <= theirs[-1]:
-        return f"rows of chunk {mine[0]} would see columns of chunk {theirs[-1]}"
+    if block.below and not live.striped:
+        return "a block below the diagonal of tokens in runs"
+    if not block.causal:
+        for row in rows:
+            for col in cols:
+                if live.kind(row, col) != "full":
+                    return f"rows of atom {row} would see columns of atom {col}"
+        return None
+    if program.kernel == POSITIONS:
+        return None
+    if live.striped:
+        return _fault_of_stripe(block, rows, cols, live.count)
+    if rows != cols:
+        return f"a causal block of rows {brief(rows)} and columns {brief(cols)} is no square"
+    return None
+
+
+def _fault_of_stripe(
+    block: Block, rows: tuple[int, ...], cols: tuple[int, ...], count: int
+) -> str | None:
+    """Row i must see column j if j <= i, or, below the diagonal, if j < i, and no other."""
+    step = count // len(rows)
+    for atoms in (rows, cols):
+        if atoms != tuple(range(atoms[0], count, step)) or atoms[0] >= step:
+            return f"tokens of atoms {brief(atoms)} are not evenly spaced"
+    if len(rows) != len(cols) or (rows[0] < cols[0]) != block.below:
+        where = "below the diagonal" if block.below else "with the diagonal"
+        return f"a causal block {where} of rows {brief(rows)} and columns {brief(cols)}"
     return None

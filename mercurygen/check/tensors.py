@@ -1,18 +1,19 @@
-"""Tensors of virtual ranks, with the positions of their tokens: cut, packed, joined, merged."""
+"""Tensors of virtual ranks, each with the part that it is of: cut, packed, joined, merged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from mercurygen.dsl.functions import softmax_merge, sum_merge
+from mercurygen.check.content import place_part, positions, run_of
+from mercurygen.dsl.interpret import merger
 from mercurygen.errors import InternalError
 from mercurygen.ir import program as ir
+from mercurygen.ir.atoms import Atoms, Region
 from mercurygen.ir.layout import Interleaving
 from mercurygen.ir.operator import Operator
-from mercurygen.lower.plan import Plan
+from mercurygen.lower.events import Cuts
 
 if TYPE_CHECKING:
     import torch
@@ -25,184 +26,220 @@ class Held:
 
     Attributes:
         tensor: what it is a part of.
-        data: in the tensor's dimensions.
-        positions: of the tokens along its sequence: [tokens] int64.
+        data: one dimension for every axis of the tensor, in their order.
+        region: per axis its atoms, in storage order.
     """
 
     tensor: ir.Tensor
     data: Tensor
-    positions: Tensor
+    region: Region
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Of the tensor."""
+        return self.tensor.axes
+
+    def atoms(self, axis: str) -> tuple[int, ...]:
+        """Its atoms along an axis."""
+        return self.region[self.axes.index(axis)]
 
 
 Parts: TypeAlias = tuple[Held, ...]  # one for, or from, every rank along a dimension
 
 
-def tokens(plan: Plan, chunks: tuple[int, ...]) -> Tensor:
-    """Global positions of some chunks, in their order: [tokens] int64."""
+def indices(atoms: Atoms, axis: str, owned: tuple[int, ...]) -> Tensor:
+    """Global indices of some atoms of an axis, in storage order: [indices] int64."""
     import torch
 
-    size = plan.chunk
-    return torch.cat([torch.arange(chunk * size, (chunk + 1) * size) for chunk in chunks])
+    count, extent = atoms.count[axis], atoms.program.extent(axis)
+    size = extent // count
+    order = atoms.program.order
+    if axis in atoms.program.mask_axes and order.kind == "striped":
+        found = torch.tensor(owned)[None, :] + count * torch.arange(size)[:, None]
+        return found.flatten()  # in global order: the tokens of several stripes interleave
+    return torch.cat([torch.arange(a * size, (a + 1) * size) for a in owned])
 
 
-def owned(plan: Plan, tensor: ir.Tensor, rank: int) -> Tensor:
-    """Positions of the tokens that the caller holds, or wants, of a tensor on a rank."""
-    program, sequence = plan.program, plan.program.sequence(tensor)
-    here = program.mesh.coordinate(rank)
-    held = {d: (i,) for d, i in here.items() if program.pinned(tensor, d) == sequence}
-    return tokens(plan, program.order.owned(program.mesh, held))
+def split_axes(tensor: ir.Tensor, data: Tensor, extent: Callable[[str], int]) -> Tensor:
+    """A tensor as declared, with one dimension for every axis."""
+    for number in reversed(range(len(tensor.dims))):
+        axes = tensor.dims[number]
+        if len(axes) > 1:
+            data = data.unflatten(number, [extent(axis) for axis in axes])
+    return data
 
 
-def cut(plan: Plan, tensor: ir.Tensor, rank: int, whole: Tensor) -> Held:
-    """What the caller holds of a whole tensor on a rank."""
-    program = plan.program
-    shape = [prod(map(program.extent, dim)) for dim in tensor.dims]
-    if list(whole.shape) != shape:
-        raise InternalError(f"{tensor.name} is {list(whole.shape)}, the program's is {shape}")
-    positions = owned(plan, tensor, rank)
-    data = whole.index_select(_sequence(program, tensor), positions.to(whole.device))
-    here = program.mesh.coordinate(rank)
+def join_axes(tensor: ir.Tensor, data: Tensor) -> Tensor:
+    """The inverse: as declared."""
     for number, axes in enumerate(tensor.dims):
-        for axis in axes:
-            dims = [d for d in program.mesh.names if program.pinned(tensor, d) == axis]
-            if dims and axis not in program.mask_axes:
-                data = _part(program, data, number, axes, axis, dims, here)
-    return Held(tensor, data.contiguous(), positions)
+        if len(axes) > 1:
+            data = data.flatten(number, number + len(axes) - 1)
+    return data
 
 
-def _part(
-    program: ir.Program,
-    data: Tensor,
-    number: int,
-    axes: tuple[str, ...],
-    axis: str,
-    dims: list[str],
-    here: dict[str, int],
-) -> Tensor:
-    """One rank's part of an axis, split over dimensions, of a dimension that may carry several."""
-    if axis != axes[0]:
-        raise InternalError(f"{axis} is split, but is not the most significant of {axes}")
-    part = 0
-    for dim in dims:
-        part = part * program.mesh.extent(dim) + here[dim]
-    ways = prod(map(program.mesh.extent, dims))
-    return data.chunk(ways, number)[part]
+def cut_whole(atoms: Atoms, tensor: ir.Tensor, region: Region, whole: Tensor) -> Held:
+    """A part of a whole tensor, given as declared."""
+    program = atoms.program
+    data = split_axes(tensor, whole, program.extent)
+    shape = [program.extent(axis) for axis in tensor.axes]
+    if list(data.shape) != shape:
+        raise InternalError(f"{tensor.name} is {list(data.shape)}, the program's is {shape}")
+    for number, (axis, owned) in enumerate(zip(tensor.axes, region, strict=True)):
+        data = data.index_select(number, indices(atoms, axis, owned).to(data.device))
+    return Held(tensor, data.contiguous(), region)
 
 
-def blank(plan: Plan, tensor: ir.Tensor, rank: int, value: float, dtype: torch.dtype) -> Held:
-    """An output as it is while the body runs, filled with a value."""
+def blank(atoms: Atoms, tensor: ir.Tensor, region: Region, value: float, dtype) -> Held:
+    """A part of an output, filled with a value."""
     import torch
 
-    program = plan.program
-    here = program.mesh.coordinate(rank)
     shape = [
-        prod(
-            program.extent(axis) // prod(map(program.mesh.extent, program.parallel_dims(axis)))
-            for axis in dim
-        )
-        for dim in tensor.dims
+        len(owned) * atoms.program.extent(axis) // atoms.count[axis]
+        for axis, owned in zip(tensor.axes, region, strict=True)
     ]
-    return Held(tensor, torch.full(shape, value, dtype=dtype), tokens(plan, plan.rows(here)))
+    return Held(tensor, torch.full(shape, value, dtype=dtype), region)
 
 
-def _sequence(program: ir.Program, tensor: ir.Tensor) -> int:
-    """Which dimension has the tokens."""
-    axis = program.sequence(tensor)
-    if axis is None:
-        raise InternalError(f"{tensor.name} has no sequence")
-    return tensor.dimension(axis)
+def view(held: Held, places: tuple[tuple[int, ...], ...]) -> Held:
+    """A view of a run along every axis.
+
+    Raises:
+        InternalError: the places are no run.
+    """
+    data = held.data
+    for number, (wanted, atoms) in enumerate(zip(places, held.region, strict=True)):
+        if len(wanted) == len(atoms):
+            continue
+        start, size = wanted[0], data.shape[number] // len(atoms)
+        if wanted != tuple(range(start, start + len(wanted))):
+            raise InternalError(f"{held.tensor.name}: {wanted} is no run")
+        data = data.narrow(number, start * size, len(wanted) * size)
+    region = tuple(
+        tuple(atoms[i] for i in wanted) for wanted, atoms in zip(places, held.region, strict=True)
+    )
+    return Held(held.tensor, data, region)
 
 
-def _heads(program: ir.Program, tensor: ir.Tensor) -> int:
-    """Which dimension the border splits instead of the tokens."""
-    for step in program.border:
-        if step.tensor == tensor.name:
-            axis = step.target if step.source in program.mask_axes else step.source
-            number = tensor.dimension(axis)
-            if tensor.dims[number][0] == axis:
-                return number
-    raise InternalError(f"nothing of {tensor.name} is swapped at the border")
+def picked(held: Held, axis: str, wanted: tuple[int, ...], interleaved: bool) -> Held:
+    """A copy of some places along one axis."""
+    import torch
 
-
-def region(program: ir.Program, held: Held, start: int, stop: int) -> Held:
-    """A view of some of the tokens."""
-    data = held.data.narrow(_sequence(program, held.tensor), start, stop - start)
-    return Held(held.tensor, data, held.positions[start:stop])
+    number = held.axes.index(axis)
+    atoms = held.region[number]
+    size = held.data.shape[number] // len(atoms)
+    place, within = torch.tensor(wanted), torch.arange(size)
+    if interleaved:  # token i of place p stands at i * places + p
+        index = (within[:, None] * len(atoms) + place[None, :]).flatten()
+    else:
+        index = (place[:, None] * size + within[None, :]).flatten()
+    region = (*held.region[:number], tuple(atoms[i] for i in wanted), *held.region[number + 1 :])
+    return Held(held.tensor, held.data.index_select(number, index), region)
 
 
 def snapshot(holding: Held | Parts) -> Held | Parts:
     """A copy, as it is now."""
     if isinstance(holding, Held):
-        return Held(holding.tensor, holding.data.clone(), holding.positions)
-    return tuple(Held(part.tensor, part.data.clone(), part.positions) for part in holding)
+        return replace(holding, data=holding.data.clone())
+    return tuple(replace(part, data=part.data.clone()) for part in holding)
 
 
 def poison(holding: Held | Parts | None, tensor: ir.Tensor, dtype: torch.dtype) -> Held:
     """What a buffer holds while something arrives: NaN, in the shape of what it held before."""
     import torch
 
-    if isinstance(holding, Held):
-        data = torch.full_like(holding.data, torch.nan)
-        return Held(holding.tensor, data, holding.positions)
-    nothing = torch.full([1] * len(tensor.dims), torch.nan, dtype=dtype)
-    return Held(tensor, nothing, torch.zeros(1, dtype=torch.int64))
+    if isinstance(holding, Held) and holding.data.dtype.is_floating_point:
+        return replace(holding, data=torch.full_like(holding.data, torch.nan))
+    nothing = torch.full([1] * len(tensor.axes), torch.nan, dtype=dtype)
+    return Held(tensor, nothing, ((0,),) * len(tensor.axes))
 
 
-def pack(program: ir.Program, held: Held, by: str, join: Interleaving) -> Parts:
-    """One part for every rank along a dimension: by heads, or by the tokens that it owns."""
+def pack(
+    held: Held, axis: str, join: Interleaving, part: tuple[int, int], interleaved: bool
+) -> Parts:
+    """One part for every rank along a dimension: what it owns of an axis."""
+    dealt = positions(len(held.atoms(axis)), join)
+    return tuple(picked(held, axis, run_of(places, part), interleaved) for places in dealt)
+
+
+def unpack(parts: Parts, axis: str, join: Interleaving, interleaved: bool) -> Held:
+    """The parts from the ranks as one, interleaved along an axis."""
     import torch
 
-    if by == "heads":
-        parts = held.data.chunk(join.n, _heads(program, held.tensor))
-        return tuple(Held(held.tensor, part.clone(), held.positions) for part in parts)
-    dim, order = _sequence(program, held.tensor), join.pieces()
-    runs = range(join.halves * join.outer)
-    data, positions = held.data.chunk(len(order), dim), held.positions.chunk(len(order))
-    found = []
-    for rank in range(join.n):
-        places = [order.index((rank, run)) for run in runs]
-        mine = torch.cat([data[i] for i in places], dim)
-        found.append(Held(held.tensor, mine, torch.cat([positions[i] for i in places])))
-    return tuple(found)
+    number, first = parts[0].axes.index(axis), parts[0]
+    row = tuple(a for part in parts for a in part.region[number])
+    held = Held(
+        first.tensor,
+        torch.cat([part.data for part in parts], number),
+        (*first.region[:number], row, *first.region[number + 1 :]),
+    )
+    length = len(first.region[number])
+    places = positions(length * join.n, join)
+    where = {p: rank * length + i for rank, own in enumerate(places) for i, p in enumerate(own)}
+    wanted = tuple(where[i] for i in range(length * join.n))
+    if not interleaved:
+        return picked(held, axis, wanted, False)
+    return _striped_rows(held, number, join.n, wanted)
 
 
-def unpack(program: ir.Program, parts: Parts, by: str, join: Interleaving) -> Held:
-    """The parts from the ranks as one: tokens interleaved, or heads in a row."""
+def _striped_rows(held: Held, number: int, ranks: int, wanted: tuple[int, ...]) -> Held:
+    """Parts in a row whose tokens are to interleave: token i of every part, then i + 1."""
     import torch
 
-    tensor = parts[0].tensor
-    if by == "heads":
-        data = torch.cat([part.data for part in parts], _heads(program, tensor))
-        return Held(tensor, data, parts[0].positions)
-    dim, count = _sequence(program, tensor), join.halves * join.outer
-    runs = [part.data.chunk(count, dim) for part in parts]
-    where = [part.positions.chunk(count) for part in parts]
-    data = torch.cat([runs[rank][run] for rank, run in join.pieces()], dim)
-    return Held(tensor, data, torch.cat([where[rank][run] for rank, run in join.pieces()]))
+    atoms = held.region[number]
+    length, size = len(atoms) // ranks, held.data.shape[number] // len(atoms)
+    index = [
+        rank * length * size + i * length + j
+        for i in range(size)
+        for rank, j in (divmod(place, length) for place in wanted)
+    ]
+    region = (*held.region[:number], tuple(atoms[i] for i in wanted), *held.region[number + 1 :])
+    return Held(held.tensor, held.data.index_select(number, torch.tensor(index)), region)
 
 
-def state_merge(operator: Operator, states: Mapping[str, Held], shares: dict[str, Tensor]) -> None:
-    """Merge a block's shares into views of the outputs, by the operator's combines."""
-    for combine in operator.combines:
-        first, names = states[combine.outputs[0]].tensor, combine.outputs
-        old = [_aligned(first, states[name].tensor, states[name].data) for name in names]
+def put_part(
+    whole: Held, part: Held, axis: str, join: Interleaving, rank: int, run: tuple[int, int]
+) -> None:
+    """Copy one rank's part of a run into its place in the whole."""
+    places = place_part(whole, part, axis, join, rank, run)
+    view(whole, places).data.copy_(part.data)
+
+
+def cut_places(held: Held, cuts: Cuts) -> tuple[tuple[int, ...], ...]:
+    """The places that some cuts leave along every axis."""
+    ranges = {axis: range(start, stop) for axis, start, stop in cuts}
+    return tuple(
+        tuple(ranges.get(axis, range(len(atoms))))
+        for axis, atoms in zip(held.axes, held.region, strict=True)
+    )
+
+
+def merge(
+    operator: Operator, program: ir.Program, states: Mapping[str, Held], shares: dict[str, Tensor]
+) -> None:
+    """Merge shares into views of outputs, by the operator's combines.
+
+    Args:
+        operator: whose combines they are.
+        program: the same outputs, combined likewise.
+        states: per output a view, one dimension for every axis.
+        shares: per output what is merged in, of the same shape.
+    """
+    for combine in program.combines:
+        names = [name for name in combine.outputs if name in states]
+        if not names:
+            continue
+        first = states[names[0]].tensor
+        old = [aligned(first, states[name].tensor, states[name].data) for name in names]
         new = [
-            _aligned(first, states[name].tensor, shares[name].to(states[name].data))
+            aligned(first, states[name].tensor, shares[name].to(states[name].data.dtype))
             for name in names
         ]
-        match combine.kind:
-            case "softmax":
-                merged = softmax_merge(*old, *new)
-            case "sum":
-                merged = sum_merge(*old, *new)
-            case _:
-                raise InternalError(f"no merge of kind {combine.kind}")
-        for state, value in zip(old, merged, strict=True):
+        for state, value in zip(old, merger(operator, combine.outputs)(*old, *new), strict=True):
             state.copy_(value)
 
 
-def _aligned(first: ir.Tensor, tensor: ir.Tensor, data: Tensor) -> Tensor:
-    """A view with the dimensions that are also the first output's in that one's order."""
-    common = [dim for dim in first.dims if dim in tensor.dims]
-    rest = [dim for dim in tensor.dims if dim not in common]
-    return data.permute([tensor.dims.index(dim) for dim in (*common, *rest)])
+def aligned(first: ir.Tensor, tensor: ir.Tensor, data: Tensor) -> Tensor:
+    """A view with the axes that are also the first output's in that one's order."""
+    common = [axis for axis in first.axes if axis in tensor.axes]
+    rest = [axis for axis in tensor.axes if axis not in common]
+    return data.permute([tensor.axes.index(axis) for axis in (*common, *rest)])

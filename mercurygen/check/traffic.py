@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 
+from mercurygen.check.play import bytes_of
 from mercurygen.check.report import Spread, Traffic
 from mercurygen.ir.mesh import Link, cover
 from mercurygen.lower.events import Batch, Collective, Trace
@@ -50,27 +51,37 @@ def transfers(
     if isinstance(event, Batch):
         for message in event.sends:
             peer = group[message.peer]
-            yield outermost(links, trace.rank, peer), trace.buffers[message.buffer].nbytes
+            yield outermost(links, trace.rank, peer), bytes_of(trace, message)
         return
     nbytes, size = trace.buffers[event.source].nbytes, len(group)
-    if event.kind == "all-gather":
-        following = (*group[1:], group[0])
-        edges = Counter(outermost(links, a, b) for a, b in zip(group, following, strict=True))
-        for index, count in sorted(edges.items()):
-            share = Fraction((size - 1) * count * nbytes, size)
-            yield index, int(share) if share.denominator == 1 else share
+    if event.kind == "all-to-all":
+        for peer in group:
+            if peer != trace.rank:
+                yield outermost(links, trace.rank, peer), nbytes // size
         return
-    for peer in group:
-        if peer != trace.rank:
-            yield outermost(links, trace.rank, peer), nbytes // size
+    following = (*group[1:], group[0])
+    edges = Counter(outermost(links, a, b) for a, b in zip(group, following, strict=True))
+    each = Fraction(operation_bytes(trace, event, size), size)
+    for index, count in sorted(edges.items()):
+        share = each * count
+        yield index, int(share) if share.denominator == 1 else share
 
 
-def operation_bytes(trace: Trace, event: Batch | Collective, size: int) -> int:
-    """Bytes that one operation of `size` ranks makes this rank send."""
+def operation_bytes(trace: Trace, event: Batch | Collective, size: int) -> int | Fraction:
+    """Bytes that one operation of `size` ranks makes this rank send: rings for collectives.
+
+    Of n bytes: an all-gather n (size - 1), a reduce-scatter n (size - 1) / size, an all-reduce
+    both; a broadcast's chain all but its last rank n, on average n (size - 1) / size.
+    """
     if isinstance(event, Batch):
-        return sum(trace.buffers[message.buffer].nbytes for message in event.sends)
+        return sum(bytes_of(trace, message) for message in event.sends)
     nbytes = trace.buffers[event.source].nbytes
-    return nbytes * (size - 1) // (size if event.kind == "all-to-all" else 1)
+    times = {"all-gather": size, "all-reduce": 2}.get(event.kind, 1)
+    return _whole(Fraction(nbytes * (size - 1) * times, size))
+
+
+def _whole(number: Fraction) -> int | Fraction:
+    return int(number) if number.denominator == 1 else number
 
 
 def outermost(links: tuple[Link, ...], one: int, other: int) -> int:

@@ -11,7 +11,8 @@ from mercurygen.cli.request import check_sizes, supported
 from mercurygen.errors import InternalError, Refusal, Span, UserError
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.program import SEQUENCE, Program
-from mercurygen.lower.plan import Plan, lower
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import apply, start
 from mercurygen.schedule.directives import Directive, OrderTokens, Patch
 from mercurygen.schedule.schedule import Schedule

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import lcm, prod
 
 from mercurygen.errors import InternalError
-from mercurygen.ir.domain import Domain
+from mercurygen.ir.liveness import Liveness
 from mercurygen.ir.layout import Interleaving, Order, interleaving
 from mercurygen.ir.program import Program, Tensor
 
@@ -139,15 +139,15 @@ class Atoms:
         return interleaving(order, self.mesh, dim, whole)
 
     @cached_property
-    def domain(self) -> Domain:
+    def domain(self) -> Liveness:
         """Which pairs of atoms of the mask's axes are live."""
         program = self.program
         if not program.mask_axes:
-            return Domain("full", None, False, 1, 1)
+            return Liveness("full", None, False, 1, 1)
         rows = program.mask_axes[0]
         count = self.count[rows]
         striped = program.order.kind == "striped"
-        return Domain(program.mask, program.window, striped, count, program.extent(rows) // count)
+        return Liveness(program.mask, program.window, striped, count, program.extent(rows) // count)
 
     def elements(self, tensor: Tensor, region: Region) -> int:
         """Elements of a part of a tensor."""

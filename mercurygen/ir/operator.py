@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from mercurygen.errors import InternalError, Span, UserError, closest, shorten
-from mercurygen.ir.expr import Expr, Mark, place
+from mercurygen.ir.expr import Expr, Mark, names, place
 
 # Which pairs of positions are live. To come, each with what it needs beside the positions:
 # "causal-bottom-right" (the two extents), "documents" (an id per position), "predicate" (an
@@ -283,6 +283,12 @@ class Operator:
     def source(self) -> str:
         """The main nest's lines as the user wrote them, comments included, not indented."""
         return _source(self.body)
+
+    @property
+    def body_reads(self) -> tuple[str, ...]:
+        """Inputs and derived tensors that the main nest reads, in the order of the signature."""
+        read = {name for statement in self.body for name in names(statement.value)}
+        return tuple(t.name for t in self.tensors if t.name in read and t.role != "output")
 
     def derivation(self, name: str) -> Derivation:
         """How a derived tensor is computed."""

@@ -65,6 +65,11 @@ class Problem:
             )
 
     @property
+    def window(self) -> int | None:
+        """Width of a window mask; attention has none yet."""
+        return None
+
+    @property
     def axes(self) -> dict[str, int]:
         """Extent of every axis of the operator."""
         return {
@@ -97,6 +102,63 @@ class Problem:
                 "kv_heads": self.kv_heads // tp,
             }
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The problem of any other operator: its axes by name.
+
+    Attributes:
+        extents: (axis, extent over all ranks), in the operator's order.
+        dtype: of the inputs.
+        mask: "causal", "full" or "window"; "full" of an operator without a mask.
+        window: width of a window: a row sees itself and the window - 1 before it.
+    """
+
+    extents: tuple[tuple[str, int], ...]
+    dtype: str = "float32"
+    mask: str = "full"
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.extents:
+            if not isinstance(value, int) or not 1 <= value <= LARGEST:
+                raise UserError(
+                    "size-out-of-range",
+                    f"{name}={shorten(str(value))} is not a size",
+                    help=f"an integer from 1 to {LARGEST}",
+                )
+        if self.dtype not in DTYPES:
+            raise UserError(
+                "unknown-dtype",
+                f"dtype {shorten(self.dtype)!r} is not supported",
+                help=closest(self.dtype, DTYPES),
+            )
+        if self.mask not in (*MASKS, "window") or (self.mask == "window") != bool(self.window):
+            raise UserError(
+                "unknown-mask",
+                f"mask {shorten(self.mask)!r} (window {self.window}) is not supported",
+                help="causal, full, or a window with a width of 1 or more",
+            )
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Extent of every axis of the operator."""
+        return dict(self.extents)
+
+    def split_heads(self, tp: int) -> Sizes:
+        """The problem of one of `tp` tensor-parallel ranks; there is just one.
+
+        Raises:
+            UserError: `tp-without-heads`.
+        """
+        if tp != 1:
+            raise UserError(
+                "tp-without-heads",
+                f"tp {tp}: only attention's heads are shared by tensor-parallel ranks",
+                help="tp 1",
+            )
+        return self
 
 
 SIZES = ("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim")

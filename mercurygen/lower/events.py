@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from mercurygen.ir.atoms import Region
 from mercurygen.ir.layout import Interleaving
 from mercurygen.lower.visible import Block
 
@@ -292,12 +293,14 @@ class Trace:
         events: in program order.
         buffers: by number.
         inputs: name of the tensor of every buffer that the caller gives.
+        regions: of the buffers that are filled with what merges to nothing, what they are of.
     """
 
     rank: int
     events: tuple[Event, ...]
     buffers: tuple[Buffer, ...]
     inputs: dict[str, int]
+    regions: dict[int, Region] = field(default_factory=dict)
 
     def peak(self) -> int:
         """Most bytes alive at one time, the caller's inputs and the results included."""

@@ -321,8 +321,13 @@ class Nest(Walks):
             )
             for t in self.program.outputs
         }
-        self.events.append(Fill(tuple(x.live.number for x in results.values())))
+        self.fill(results)
         return results
+
+    def fill(self, results: Named) -> None:
+        """Buffers become what merges to nothing."""
+        self.regions.update({x.live.number: x.region for x in results.values()})
+        self.events.append(Fill(tuple(x.live.number for x in results.values())))
 
     def widen(self, results: Named) -> Named:
         """In the dtypes that they are merged in; the same buffers if they are that already."""
@@ -511,7 +516,7 @@ class Nest(Walks):
             name: self.tile(name, parts.tensor, region, parts.dtype)
             for name, (parts, region) in received.items()
         }
-        self.events.append(Fill(tuple(x.live.number for x in results.values())))
+        self.fill(results)
         first = results[reduce.tensors[0]]
         scratch = self.merge_scratch(first) if reduce.kind == "softmax" else 0
         sources = tuple(parts.live.number for parts, _ in received.values())

@@ -82,6 +82,7 @@ class Recorder:
         self.place = self.mesh.coordinate(rank)
         self.events: list[Event] = []
         self.buffers: list[Buffer] = []
+        self.regions: dict[int, Region] = {}  # of what is filled
         self.ops = 0
 
     def empty(self, label: str, nbytes: int) -> Live:

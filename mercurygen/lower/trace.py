@@ -45,7 +45,7 @@ class _Player(Border):
             self.play_tiles(tensors, wanted)
         else:
             self.play_whole(tensors, wanted)
-        return Trace(self.rank, tuple(self.events), tuple(self.buffers), inputs)
+        return Trace(self.rank, tuple(self.events), tuple(self.buffers), inputs, self.regions)
 
     def derived(self, caller: Named) -> Named:
         """Tensors that are made of inputs, where their rows live."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from mercurygen.ir.domain import Domain
+from mercurygen.ir.liveness import Liveness
 
 MOST_BLOCKS = 8  # of one tile: beyond that the kernel calls are too small
 POSITIONS = "body"  # the kernel that masks by position: the operator's own lines
@@ -40,7 +40,7 @@ class NotCuttable(Exception):
 
 
 def visible(
-    domain: Domain, kernel: str, rows: tuple[int, ...], cols: tuple[int, ...]
+    domain: Liveness, kernel: str, rows: tuple[int, ...], cols: tuple[int, ...]
 ) -> tuple[Block, ...]:
     """Blocks of rows x cols that the mask leaves; together they cover each live pair once.
 
@@ -61,7 +61,7 @@ def visible(
 
 @lru_cache(maxsize=65536)
 def _visible(
-    domain: Domain, by_position: bool, rows: tuple[int, ...], cols: tuple[int, ...]
+    domain: Liveness, by_position: bool, rows: tuple[int, ...], cols: tuple[int, ...]
 ) -> tuple[Block, ...] | str:
     if not rows or not cols:
         return ()
@@ -94,7 +94,7 @@ def _causal(rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Block, ...]:
 
 
 def _striped(
-    domain: Domain, rows: tuple[int, ...], cols: tuple[int, ...]
+    domain: Liveness, rows: tuple[int, ...], cols: tuple[int, ...]
 ) -> tuple[Block, ...] | str:
     """Both are every n-th token: row i then sees column j if j <= i, or if j < i."""
     for atoms in (rows, cols):
@@ -109,7 +109,7 @@ def _striped(
     return (Block((0, len(rows)), (0, len(cols)), True, below),)
 
 
-def _trimmed(domain: Domain, rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Block, ...]:
+def _trimmed(domain: Liveness, rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Block, ...]:
     """One block: the rows and the columns that have any live pair, and those between them."""
     live = [[domain.kind(row, col) for col in cols] for row in rows]
     seeing = [i for i, line in enumerate(live) if any(kind != "dead" for kind in line)]

@@ -19,7 +19,7 @@ from mercurygen.errors import Refusal, UserError, closest
 from mercurygen.ir.mesh import Link
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem
-from mercurygen.lower.plan import lower
+from mercurygen.lower.lower import lower
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.search.place import links, place, target
 from mercurygen.search.result import OBJECTIVES, Candidate, Counts, Named, Result, pareto

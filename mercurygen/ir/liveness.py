@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
+class Liveness:
     """Which (row, column) pairs are live.
 
     Attributes:
