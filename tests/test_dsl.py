@@ -8,15 +8,12 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mercurygen import operators
 from mercurygen.dsl.functions import FUNCTIONS
 from mercurygen.dsl.interpret import interpret
-from mercurygen.dsl.parse import parse_expression, parse_operator
+from mercurygen.dsl.parse import parse_operator
 from mercurygen.errors import UserError
-from mercurygen.ir import expr as ir
 from mercurygen.operators.attention import attention
 
 MATMUL = '''
@@ -293,51 +290,6 @@ def test_every_function_is_exported_and_torchs_own():
 
     for name, function in FUNCTIONS.items():
         assert getattr(dsl, name) is function and name in dsl.__all__ and hasattr(torch, name)
-
-
-NAMES = st.sampled_from(["a", "b", "x_1", "inf", "G"])
-MARKS = st.sampled_from(ir.MARKS).map(ir.Mark)
-LEAVES = NAMES.map(ir.Name) | st.builds(
-    ir.Number,
-    st.integers(0, 10**20) | st.floats(0, allow_nan=False, allow_infinity=False),
-)
-
-
-def deeper(inner):
-    some = st.lists(inner, max_size=3).map(tuple)
-    words = st.dictionaries(st.sampled_from(["dim", "other"]), inner, max_size=2)
-    return (
-        st.builds(ir.Unary, st.sampled_from(ir.UNARY), inner)
-        | st.builds(ir.Binary, st.sampled_from(list(ir.PRECEDENCE)), inner, inner)
-        | st.builds(ir.Call, NAMES, some, words.map(lambda d: tuple(d.items())))
-        | st.builds(ir.Index, inner, st.lists(inner | MARKS, min_size=1, max_size=3).map(tuple))
-        | st.builds(ir.Transpose, inner)
-    )
-
-
-@settings(max_examples=400, deadline=None)
-@given(st.recursive(LEAVES, deeper, max_leaves=20))
-def test_an_expression_prints_as_what_it_is(expr):
-    text = ir.print_expr(expr)
-    assert parse_expression(text) == expr
-    assert ir.print_expr(parse_expression(text)) == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x[5 * (i % 2)]",
-        "5 * i % 2",
-        "a - (b - c) - d",
-        "(a ** b) ** c ** -d ** e",
-        "-a ** 2 + (-a) ** 2",
-        "~(a < b) & (c == d) | e",
-        "(1).T @ (a @ b).T[:, None] @ f(x, dim=-1)",
-        "(a < b) < c",
-    ],
-)
-def test_parentheses_are_the_fewest(text):
-    assert ir.print_expr(parse_expression(text)) == text
 
 
 def test_load_refuses(tmp_path):

@@ -19,7 +19,14 @@ import mercurygen
 ROOT = Path(mercurygen.__file__).parent.parent
 PACKAGE = ROOT / "mercurygen"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-EVERYWHERE = [*SOURCES, *sorted([*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])]
+EVERYWHERE = [
+    *SOURCES,
+    *(
+        path
+        for top in ("tests", "benchmarks", "docs")
+        for path in sorted(ROOT.glob(f"{top}/**/*.py"))
+    ),
+]
 TEMPLATES = sorted((ROOT / "templates").iterdir())
 
 LONGEST_FUNCTION = 60
