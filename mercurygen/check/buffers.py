@@ -180,9 +180,7 @@ class _Watch:
         """A buffer is filled by something that runs here."""
         self.writable(buffer).written = True
 
-    def start(
-        self, op: int, sends: list[int], recvs: list[int], in_place: bool = False
-    ) -> None:
+    def start(self, op: int, sends: list[int], recvs: list[int], in_place: bool = False) -> None:
         """A transfer takes off; in place, what it receives into is also what it sends."""
         for buffer in recvs if in_place else ():
             self.read(buffer)

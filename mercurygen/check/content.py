@@ -245,9 +245,7 @@ def unpack(holding: Holding, axis: str, join: Interleaving) -> Content:
     return replace(first, region=region, seen=_joined(parts, index, source))
 
 
-def _joined(
-    parts: tuple[Content, ...], index: int, source: tuple[tuple[int, int], ...]
-) -> Cells:
+def _joined(parts: tuple[Content, ...], index: int, source: tuple[tuple[int, int], ...]) -> Cells:
     """The cells of parts, interleaved along an axis."""
     lengths = tuple(map(len, parts[0].region))
     before, inner = prod(lengths[:index]), prod(lengths[index + 1 :])

@@ -2,14 +2,14 @@
 
 The ranks go on as their transfers allow (`check.play`). A block is computed by the operator itself
 and merged by the operator's own combine, so what comes out is what the operator gives on one
-device if, and only if, the plan moves and merges the right things. Every tensor travels with the
-global positions of its tokens. What is being received holds NaN until it is waited for.
+device if, and only if, the plan moves and merges the right things. Every tensor travels with what
+it is a part of. What is being received holds NaN until it is waited for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mercurygen.check.order import check_order
@@ -18,31 +18,43 @@ from mercurygen.check.report import ProofError, label, place
 from mercurygen.check.tensors import (
     Held,
     Parts,
+    aligned,
     blank,
-    cut,
-    owned,
+    cut_places,
+    cut_whole,
+    indices,
+    join_axes,
+    merge,
     pack,
     poison,
-    region,
+    put_part,
     snapshot,
-    state_merge,
+    split_axes,
     unpack,
+    view,
 )
-from mercurygen.dsl.interpret import interpret
-from mercurygen.ir.operator import Operator
+from mercurygen.dsl.interpret import derive, interpret
+from mercurygen.ir.operator import Domain, Operator
 from mercurygen.lower.events import (
     Batch,
     Cast,
     Collective,
+    Cut,
+    Derive,
     Event,
     Fill,
     Free,
     Kernel,
+    Merge,
+    Operand,
     Pack,
+    Put,
     Return,
     Trace,
     Unpack,
+    Unweigh,
     Wait,
+    Weigh,
 )
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
@@ -68,8 +80,7 @@ def run_plan(
         operator: that the plan is of; default: the shipped one of the program's name.
 
     Returns:
-        Per rank its part of every output: out in the dtype of the inputs, lse in
-        promote_types(that, float32).
+        Per rank its part of every output, shaped as declared, in the output's dtype.
 
     Raises:
         ProofError: the ranks do not come to an end, or read what is not there.
@@ -97,11 +108,18 @@ def run_traces(
         return _Ranks(plan, traces, inputs, operator, scale).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """out * w and w of a softmax, w in the scale of the largest lse."""
+
+    pair: tuple[Held, Held]
+
+
 @dataclass(slots=True)
 class _Rank:
     """One virtual rank: what its buffers hold, and what it has returned."""
 
-    buffers: list[Held | Parts | None]
+    buffers: list[Held | Parts | _Weighed | None]
     results: dict[str, Tensor]
 
 
@@ -119,19 +137,21 @@ class _Ranks:
         import torch
 
         self.plan, self.program, self.traces, self.operator = plan, plan.program, traces, operator
+        self.atoms, self.body = plan.atoms, operator.body_alone
         self.play = check_order(plan, traces)
-        rows = [t.name for t in self.program.inputs if t.name not in plan.nest.tensors]
-        self.rows, self.reads = len(rows), (*rows, *plan.nest.tensors)
         self.scalars = {} if scale is None else {"scale": scale}
-        self.dtype = inputs[self.reads[0]].dtype
-        self.accumulator = torch.promote_types(self.dtype, torch.float32)
-        self.sent: dict[Op, tuple[Held | Parts, ...]] = {}
+        self.dtype = inputs[self.program.inputs[0].name].dtype
+        wide = torch.promote_types(self.dtype, torch.float32)
+        self.dtypes = {"inputs": self.dtype, "accumulator": wide, "integer": torch.int64}
+        self.sent: dict[Op, tuple[Held | Parts | _Weighed, ...]] = {}
         self.rank = self.index = 0
         self.ranks = [_Rank([None] * len(t.buffers), {}) for t in traces]
         for each, rank in zip(traces, self.ranks, strict=True):
+            here = self.program.mesh.coordinate(each.rank)
             for name, buffer in each.inputs.items():
                 tensor = self.program.tensor(name)
-                rank.buffers[buffer] = cut(plan, tensor, each.rank, inputs[name])
+                region = self.atoms.pinned(tensor, here)
+                rank.buffers[buffer] = cut_whole(self.atoms, tensor, region, inputs[name])
 
     def run(self) -> list[dict[str, Tensor]]:
         """Play all ranks to the end."""
@@ -142,30 +162,38 @@ class _Ranks:
                 self.step(self.traces[rank].events[index])
         return [rank.results for rank in self.ranks]
 
+    @property
+    def here(self) -> list:
+        """What the rank's buffers hold."""
+        return self.ranks[self.rank].buffers
+
     def step(self, event: Event) -> None:
         """One event of the rank."""
-        here = self.ranks[self.rank].buffers
         match event:
             case Free(buffer):
-                here[buffer] = None
+                self.here[buffer] = None
             case Batch(op, _, sends, recvs):
                 self.depart(op, [m.buffer for m in sends], [m.buffer for m in recvs])
-            case Collective(op, _, _, source, target):
-                self.depart(op, [source], [target])
+            case Collective(op, _, kind, source, target):
+                root = kind == "broadcast" and self.play.ops[self.rank][op]
+                if not root or root.partners.index(root) == event.root:
+                    self.depart(op, [source], [target])
+                else:
+                    self.sent[root] = (None,)
             case Wait(op):
                 self.arrive(self.play.ops[self.rank][op])
-            case Pack(source, target, by, join):
-                here[target] = pack(self.program, self.held(source), by, join)
-            case Unpack(source, target, by, join):
-                here[target] = unpack(self.program, self.parts(source), by, join)
+            case Pack() | Unpack() | Cut() | Put() | Cast():
+                self.copy(event)
             case Kernel():
                 self.kernel(event)
+            case Merge():
+                self.merge(event)
+            case Weigh() | Unweigh():
+                self.weigh(event)
+            case Derive(inputs, output):
+                self.derive(inputs, output)
             case Fill(outputs):
                 self.fill(outputs)
-            case Cast(source, target):
-                held = self.held(source)
-                dtype = self.accumulator if held.data.dtype == self.dtype else self.dtype
-                here[target] = Held(held.tensor, held.data.to(dtype), held.positions)
             case Return(name, buffer):
                 self.result(name, buffer)
 
@@ -176,14 +204,14 @@ class _Ranks:
 
     def held(self, buffer: int) -> Held:
         """The one tensor in a buffer."""
-        found = self.ranks[self.rank].buffers[buffer]
+        found = self.here[buffer]
         if not isinstance(found, Held):
             raise self.fail(f"{label(self.traces[self.rank], buffer)} holds no tensor")
         return found
 
     def parts(self, buffer: int) -> Parts:
         """The parts in a buffer."""
-        found = self.ranks[self.rank].buffers[buffer]
+        found = self.here[buffer]
         if not isinstance(found, tuple):
             raise self.fail(f"{label(self.traces[self.rank], buffer)} holds no parts")
         return found
@@ -192,75 +220,222 @@ class _Ranks:
 
     def depart(self, op: int, sends: Sequence[int], recvs: Sequence[int]) -> None:
         """What is sent is what the buffers hold now; what receives holds NaN till the wait."""
-        here, trace = self.ranks[self.rank].buffers, self.traces[self.rank]
+        here, trace = self.here, self.traces[self.rank]
         gone = []
         for buffer in sends:
             holding = here[buffer]
             if holding is None:
                 raise self.fail(f"{label(trace, buffer)} is sent, but holds nothing")
-            gone.append(snapshot(holding))
+            gone.append(holding if isinstance(holding, _Weighed) else snapshot(holding))
         self.sent[self.play.ops[self.rank][op]] = tuple(gone)
         for buffer in recvs:
-            here[buffer] = poison(here[buffer], self.program.inputs[0], self.dtype)
+            if not isinstance(here[buffer], _Weighed):
+                here[buffer] = poison(here[buffer], self.program.inputs[0], self.dtype)
 
     def arrive(self, op: Op) -> None:
         """The buffers of a finished operation hold what was sent."""
-        here = self.ranks[self.rank].buffers
-        if isinstance(op.event, Batch):
-            partners = op.partners[len(op.event.sends) :]
-            for message, (other, position) in zip(op.event.recvs, partners, strict=True):
+        here, event = self.here, op.event
+        if isinstance(event, Batch):
+            partners = op.partners[len(event.sends) :]
+            for message, (other, position) in zip(event.recvs, partners, strict=True):
                 here[message.buffer] = self.sent[other][position]
             return
-        me, parts = op.partners.index(op), []
-        for member in op.partners:
-            sent = self.sent[member][0]
-            if op.event.kind == "all-to-all" and isinstance(sent, tuple):
-                sent = sent[me]
-            if not isinstance(sent, Held):
-                raise self.fail(f"rank {member.rank} sends what is no part of one tensor")
-            parts.append(sent)
-        here[op.event.target] = tuple(parts)
+        here[event.target] = self.collected(op, [self.sent[m][0] for m in op.partners])
+
+    def collected(self, op: Op, sent: list):
+        """What a collective leaves on a rank."""
+        event, me = op.event, op.partners.index(op)
+        if event.kind == "broadcast":
+            return snapshot(sent[event.root])
+        if event.kind in ("all-to-all", "reduce-scatter"):
+            sent = [parts[me] if isinstance(parts, tuple) else parts for parts in sent]
+        if event.kind in ("all-reduce", "reduce-scatter"):
+            if isinstance(sent[0], _Weighed):
+                return _Weighed(tuple(self.added([x.pair[i] for x in sent]) for i in range(2)))
+            return self.largest(sent) if event.reduce == "max" else self.added(sent)
+        if not all(isinstance(part, Held) for part in sent):
+            raise self.fail("a rank sends what is no part of one tensor")
+        return tuple(sent)
+
+    def added(self, parts: list[Held]) -> Held:
+        """The sum over the ranks, in their order."""
+        data = parts[0].data.clone()
+        for part in parts[1:]:
+            data += part.data
+        return replace(parts[0], data=data)
+
+    def largest(self, parts: list[Held]) -> Held:
+        """The maximum over the ranks."""
+        import torch
+
+        data = parts[0].data
+        for part in parts[1:]:
+            data = torch.maximum(data, part.data)
+        return replace(parts[0], data=data.clone())
+
+    # --- copies -------------------------------------------------------------------------------
+
+    def striped(self, axis: str) -> bool:
+        """Whether the tokens of atoms along an axis interleave."""
+        return axis in self.program.mask_axes and self.program.order.kind == "striped"
+
+    def copy(self, event: Pack | Unpack | Cut | Put | Cast) -> None:
+        """A copy of one kind or another."""
+        here = self.here
+        match event:
+            case Pack(source, target, axis, join, part):
+                mixed = self.striped(axis)
+                here[target] = pack(self.held(source), axis, join, part, mixed)
+            case Unpack(source, target, axis, join, (0, 1)):
+                here[target] = unpack(self.parts(source), axis, join, self.striped(axis))
+            case Unpack(source, target, axis, join, part):
+                whole = self.started(target)
+                for rank, piece in enumerate(self.parts(source)):
+                    put_part(whole, piece, axis, join, rank, part)
+            case Cut(source, target, cuts):
+                here[target] = snapshot(
+                    view(self.held(source), cut_places(self.held(source), cuts))
+                )
+            case Put(source, target, cuts):
+                whole = self.started(target)
+                view(whole, cut_places(whole, cuts)).data.copy_(self.held(source).data)
+            case Cast(source, target):
+                held = self.held(source)
+                here[target] = replace(held, data=held.data.to(self.dtype_of(held, target)))
+
+    def dtype_of(self, held: Held, buffer: int):
+        """The dtype that a buffer is long enough for: that of inputs, or of accumulators."""
+        import torch
+
+        nbytes = self.traces[self.rank].buffers[buffer].nbytes
+        elements = self.plan.atoms.elements(held.tensor, held.region)
+        if nbytes == elements * self.plan.itemsize("accumulator"):
+            return self.dtypes["accumulator"]
+        for reduce in self.plan.nest.reduces:
+            if reduce.dtype and held.tensor.name in reduce.tensors:
+                if nbytes == elements * self.plan.itemsize(reduce.dtype):
+                    return getattr(torch, reduce.dtype)
+        return self.dtypes["inputs"]
+
+    def started(self, buffer: int) -> Held:
+        """An output that is put together part by part."""
+        if self.here[buffer] is None:
+            name = self.traces[self.rank].buffers[buffer].label
+            tensor = self.program.tensor(name)
+            region = self.atoms.pinned(tensor, self.program.mesh.coordinate(self.rank))
+            dtype = self.dtypes[tensor.dtype]
+            value = 0 if tensor.dtype == "integer" else float("nan")
+            self.here[buffer] = blank(self.atoms, tensor, region, value, dtype)
+        return self.held(buffer)
+
+    def derive(self, inputs: tuple[int, ...], output: int) -> None:
+        """A derived tensor, by the operator."""
+        tensor = next(t for t in self.program.derived if len(t.reads) == len(inputs))
+        given, regions = {}, {}
+        for name, buffer in zip(tensor.reads, inputs, strict=True):
+            held = self.held(buffer)
+            given[name] = join_axes(held.tensor, held.data)
+            regions |= dict(zip(held.axes, held.region, strict=True))
+        data = derive(self.operator, tensor.name, given, self.scalars)
+        region = tuple(regions[axis] for axis in tensor.axes)
+        sizes = {
+            axis: len(atoms) * self.program.extent(axis) // self.atoms.count[axis]
+            for axis, atoms in regions.items()
+        }
+        self.here[output] = Held(tensor, split_axes(tensor, data, sizes.__getitem__), region)
 
     # --- the body -----------------------------------------------------------------------------
 
+    def operand(self, operand: Operand, event: Kernel) -> Held:
+        """A view of an operand, cut to the block."""
+        held = self.held(operand.buffer)
+        held = view(held, cut_places(held, operand.cuts))
+        if event.block is None:
+            return held
+        rows, columns = self.program.mask_axes
+        cuts = ((rows, *event.block.rows), (columns, *event.block.cols))
+        return view(held, cut_places(held, cuts))
+
     def kernel(self, event: Kernel) -> None:
-        """The operator on one block: the square that the diagonal cuts, or all of its pairs."""
-        (rows, columns), chunk, block = self.program.mask_axes, self.plan.chunk, event.block
-        given, positions = {}, {}
-        for number, (name, buffer) in enumerate(zip(self.reads, event.inputs, strict=True)):
-            mine = number < self.rows
-            start, stop = block.rows if mine else block.cols
-            tile = region(self.program, self.held(buffer), start * chunk, stop * chunk)
-            if tile.tensor.name != name:
-                raise self.fail(f"reads {tile.tensor.name} as {name}")
-            given[name], positions[rows if mine else columns] = tile.data, tile.positions
+        """The operator on one block: what the mask leaves of it, or all of its pairs."""
+        given, positions, regions, sizes = {}, {}, {}, {}
+        for tensor, operand in zip(self.program.read, event.inputs, strict=True):
+            held = self.operand(operand, event)
+            if held.tensor.name != tensor.name:
+                raise self.fail(f"reads {held.tensor.name} as {tensor.name}")
+            given[tensor.name] = join_axes(tensor, held.data)
+            for axis, atoms in zip(held.axes, held.region, strict=True):
+                regions[axis] = atoms
+        for axis, atoms in regions.items():
+            positions[axis] = indices(self.atoms, axis, atoms)
+            sizes[axis] = len(positions[axis])
         shares = interpret(
-            self.operator,
+            self.body,
             given,
             self.scalars,
-            mask="causal" if block.causal else "full",
-            tiles={axis: max(1, len(where)) for axis, where in positions.items()},
+            mask=self.domain(event),
+            tiles={axis: max(1, size) for axis, size in sizes.items()},
             positions=positions,
         )
-        here = self.ranks[self.rank].buffers
-        outputs = dict(zip((t.name for t in self.program.outputs), event.outputs, strict=True))
+        outputs = {}
+        for tensor, operand in zip(self.program.outputs, event.outputs, strict=True):
+            data = split_axes(tensor, shares[tensor.name], sizes.__getitem__)
+            outputs[tensor.name] = (operand, data)
         if not event.merge:
-            for name, buffer in outputs.items():
-                here[buffer] = Held(self.program.tensor(name), shares[name], positions[rows])
+            for name, (operand, data) in outputs.items():
+                tensor = self.program.tensor(name)
+                region = tuple(regions[axis] for axis in tensor.axes)
+                self.here[operand.buffer] = Held(tensor, data, region)
             return
-        states = {
-            name: region(
-                self.program,
-                self.held(buffer),
-                block.rows[0] * chunk,
-                block.rows[1] * chunk,
-            )
-            for name, buffer in outputs.items()
-        }
+        states = {name: self.operand(operand, event) for name, (operand, _) in outputs.items()}
         for name, state in states.items():
-            if state.positions.tolist() != positions[rows].tolist():
-                raise self.fail(f"the rows of {name} are others than those of the block")
-        state_merge(self.operator, states, shares)
+            if any(regions[a] != atoms for a, atoms in zip(state.axes, state.region, strict=True)):
+                raise self.fail(f"the cells of {name} are others than those of the block")
+        merge(self.operator, self.program, states, {n: data for n, (_, data) in outputs.items()})
+
+    def domain(self, event: Kernel) -> Domain | str | None:
+        """The mask of a call; a full block has none."""
+        if event.block is None:
+            return None
+        if not event.block.causal:
+            return "full"
+        if self.program.mask == "window":
+            return Domain("window", self.program.window)
+        return self.program.mask
+
+    # --- partial results ----------------------------------------------------------------------
+
+    def merge(self, event: Merge) -> None:
+        """Partial results into others, in place."""
+        states, shares = {}, {}
+        for source, target in zip(event.sources, event.targets, strict=True):
+            part = self.held(source) if event.part is None else self.parts(source)[event.part]
+            whole = self.held(target)
+            state = view(whole, cut_places(whole, event.cuts))
+            if (state.tensor, state.region) != (part.tensor, part.region):
+                raise self.fail(f"merges {part.tensor.name} of other cells")
+            states[part.tensor.name], shares[part.tensor.name] = state, part.data
+        merge(self.operator, self.program, states, shares)
+
+    def weigh(self, event: Weigh | Unweigh) -> None:
+        """A softmax's results to the scale of the largest lse, or back."""
+        import torch
+
+        most = self.held(event.most).data
+        if isinstance(event, Weigh):
+            out, lse = (self.held(buffer) for buffer in event.sources)
+            empty = most == -torch.inf
+            weight = torch.exp(torch.where(empty, -torch.inf, lse.data - most))
+            spread = _spread(lse, out, weight)
+            pair = replace(out, data=out.data * spread), replace(lse, data=weight)
+            self.here[event.target] = _Weighed(pair)
+            return
+        held = self.here[event.source]
+        out, total = held.pair
+        spread = _spread(total, out, total.data)
+        average = torch.where(spread > 0, out.data / spread, 0)
+        self.here[event.targets[0]] = replace(out, data=average)
+        self.here[event.targets[1]] = replace(total, data=most + torch.log(total.data))
 
     def fill(self, outputs: tuple[int, ...]) -> None:
         """Outputs become what merges to nothing."""
@@ -269,15 +444,28 @@ class _Ranks:
             for combine in self.operator.combines
             for name, value in zip(combine.outputs, combine.identity, strict=True)
         }
-        for tensor, buffer in zip(self.program.outputs, outputs, strict=True):
-            self.ranks[self.rank].buffers[buffer] = blank(
-                self.plan, tensor, self.rank, identity[tensor.name], self.accumulator
-            )
+        trace = self.traces[self.rank]
+        for buffer in outputs:
+            tensor = self.program.tensor(trace.buffers[buffer].label)
+            dtype = self.dtypes[self.plan.partial(tensor)]
+            value = identity.get(tensor.name, 0)
+            region = trace.regions[buffer]
+            self.here[buffer] = blank(self.atoms, tensor, region, value, dtype)
 
     def result(self, name: str, buffer: int) -> None:
         """An output, laid out as the caller wants it."""
         held, tensor = self.held(buffer), self.program.tensor(name)
-        wanted = owned(self.plan, tensor, self.rank)
-        if held.tensor != tensor or held.positions.tolist() != wanted.tolist():
-            raise self.fail(f"{held.tensor.name} of other tokens is returned as {name}")
-        self.ranks[self.rank].results[name] = held.data
+        wanted = self.atoms.pinned(tensor, self.program.mesh.coordinate(self.rank))
+        if held.tensor != tensor or held.region != wanted:
+            raise self.fail(f"{held.tensor.name} of other cells is returned as {name}")
+        data = join_axes(tensor, held.data)
+        self.ranks[self.rank].results[name] = data.to(self.dtypes[tensor.dtype])
+
+
+def _spread(lse: Held, out: Held, data: Tensor) -> Tensor:
+    """A vector over the axes of lse, to be multiplied with out."""
+    data = aligned(out.tensor, lse.tensor, data)
+    missing = [i for i, axis in enumerate(out.axes) if axis not in lse.axes]
+    for number in missing:
+        data = data.unsqueeze(number)
+    return data

@@ -187,9 +187,7 @@ class Lineage:
             self.fail("a member sends what is no part of one tensor")
         return summed(parts) if event.kind == "reduce-scatter" else Parts(tuple(parts))
 
-    def reduced(
-        self, event: Collective, parts: list[Holding], ranks: tuple[int, ...]
-    ) -> Holding:
+    def reduced(self, event: Collective, parts: list[Holding], ranks: tuple[int, ...]) -> Holding:
         """What an all-reduce leaves: the largest lse, sums of weighed results, or sums."""
         if event.reduce == "max":
             lse = self.softmax()[1]
@@ -501,7 +499,8 @@ class Lineage:
             want = self.space.domain(tensor, cell)
             if have != want:
                 at = ", ".join(
-                    f"{axis} {i}" for axis, i in zip(tensor.axes, cell, strict=True)
+                    f"{axis} {i}"
+                    for axis, i in zip(tensor.axes, cell, strict=True)
                     if self.space.count[axis] > 1
                 )
                 lacks = self.space.words(tensor, want & ~have)

@@ -93,7 +93,11 @@ class Space:
                     atoms = tuple(a for a in atoms if self.live_with(axis, a, at[0]))
                 spans.append(atoms)
             known = self._bits(reduced, spans, causal and not masked)
-            if causal and len(masked) == 2 and not self.liveness.live(*self._rows_first(masked, at)):
+            if (
+                causal
+                and len(masked) == 2
+                and not self.liveness.live(*self._rows_first(masked, at))
+            ):
                 known = 0
             self._wanted[key] = known
         return known

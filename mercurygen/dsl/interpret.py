@@ -89,7 +89,7 @@ def interpret(
     axes = declared.axes if declared else None
     run = Run(op.axes, op.tensors, tensors, mask, axes, tiles, positions)
     for combine in op.combines:
-        run.combine(Accumulation(combine.outputs, combine.identity, _merger(combine)))
+        run.combine(Accumulation(combine.outputs, combine.identity, merger_of(combine)))
     base = _numbers(op, op.scalars, scalars or {}, run)
     for derivation in op.derivations:
         if derivation.name not in tensors:
@@ -239,7 +239,14 @@ def _body(body: tuple[Statement, ...], evaluator: Evaluator) -> None:
             raise error.at(statement.span) from None
 
 
-def _merger(combine: Combine) -> Merger:
+def merger(op: Operator, outputs: tuple[str, ...]) -> Merger:
+    """The function that merges two partial states of some outputs; what has none is added."""
+    combine = op.combine_of(outputs[0])
+    return sum_merge if combine is None else merger_of(combine)
+
+
+def merger_of(combine: Combine) -> Merger:
+    """The function that merges two partial states."""
     if combine.kind == "sum":
         return sum_merge
     if combine.kind == "softmax":

@@ -12,8 +12,8 @@ from functools import cached_property
 from math import lcm, prod
 
 from mercurygen.errors import InternalError
-from mercurygen.ir.liveness import Liveness
 from mercurygen.ir.layout import Interleaving, Order, interleaving
+from mercurygen.ir.liveness import Liveness
 from mercurygen.ir.program import Program, Tensor
 
 Region = tuple[tuple[int, ...], ...]  # per axis of a tensor its atoms, in storage order
@@ -63,13 +63,17 @@ class Atoms:
         return parts
 
     def split(self, tensor: Tensor, axis: str) -> tuple[str, ...]:
-        """The dimensions that split an axis of a tensor, by its pin or in the schedule."""
+        """The dimensions that split an axis of a tensor, by its pin or in the schedule.
+
+        Those that split the iterations come first: what a rank works on is then one run.
+        """
         program = self.program
-        return tuple(
+        found = [
             dim
             for dim in self.mesh.names
             if axis in (program.pinned(tensor, dim), program.stored(tensor, dim))
-        )
+        ]
+        return tuple(sorted(found, key=lambda dim: program.parallel_axis(dim) != axis))
 
     def order(self, tensor: Tensor | None, axis: str) -> Order:
         """How an axis is dealt to the ranks: of a tensor, or of the iterations (None)."""
@@ -122,9 +126,7 @@ class Atoms:
         stored = tuple(self.program.stored(tensor, dim) for dim in self.mesh.names)
         return self.region(tensor, here, self._by_axis(tensor, stored))
 
-    def _by_axis(
-        self, tensor: Tensor, split: tuple[str | None, ...]
-    ) -> dict[str, tuple[str, ...]]:
+    def _by_axis(self, tensor: Tensor, split: tuple[str | None, ...]) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}
         for dim, axis in zip(self.mesh.names, split, strict=True):
             if axis is not None:

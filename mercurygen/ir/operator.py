@@ -6,7 +6,7 @@ Nothing here runs anything. `mercurygen.dsl.parse` makes these from a file, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from mercurygen.errors import InternalError, Span, UserError, closest, shorten
@@ -289,6 +289,17 @@ class Operator:
         """Inputs and derived tensors that the main nest reads, in the order of the signature."""
         read = {name for statement in self.body for name in names(statement.value)}
         return tuple(t.name for t in self.tensors if t.name in read and t.role != "output")
+
+    @property
+    def body_alone(self) -> Operator:
+        """The main nest by itself: what it reads are its inputs."""
+        read = self.body_reads
+        tensors = (
+            replace(t, role="input") if t.name in read else t
+            for t in self.tensors
+            if t.name in read or t.role == "output"
+        )
+        return replace(self, tensors=tuple(tensors), derivations=())
 
     def derivation(self, name: str) -> Derivation:
         """How a derived tensor is computed."""

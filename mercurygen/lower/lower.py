@@ -6,10 +6,11 @@ from dataclasses import replace
 from itertools import product
 
 from mercurygen.errors import Refusal
-from mercurygen.ir.layout import Interleaving, Order, interleaving
+from mercurygen.ir.atoms import Atoms
+from mercurygen.ir.layout import Interleaving, interleaving
 from mercurygen.ir.program import BorderStep, Program, Stage, Tensor
 from mercurygen.lower.plan import Gather, Loop, Nest, Plan, Reduce, Spread, Swap, Walk
-from mercurygen.lower.visible import MOST_BLOCKS, NotCuttable, visible
+from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, visible
 
 
 def lower(program: Program) -> Plan | Refusal:
@@ -66,7 +67,7 @@ def _step(program: Program, step: BorderStep, optional: bool) -> Swap | Spread:
 def _join(program: Program, tensor: Tensor, axis: str, step: BorderStep) -> Interleaving:
     """How parts interleave at a step: which dimensions of the axis are joined at that time."""
     steps = [s for s in program.border if s.tensor == step.tensor]
-    before, order = steps[: steps.index(step)], order_of(program, tensor, axis)
+    before, order = steps[: steps.index(step)], Atoms(program).order(tensor, axis)
     is_output = tensor.role == "output"
     now = {
         dim: program.stored(tensor, dim) if is_output else program.pinned(tensor, dim)
@@ -75,15 +76,6 @@ def _join(program: Program, tensor: Tensor, axis: str, step: BorderStep) -> Inte
     now |= {s.dim: s.target for s in before}
     whole = [dim for dim in order.dims if now[dim] != axis and dim != step.dim]
     return interleaving(order, program.mesh, step.dim, whole)
-
-
-def order_of(program: Program, tensor: Tensor, axis: str) -> Order:
-    """How an axis of a tensor is dealt: by the program's order, or in contiguous parts."""
-    if axis in program.mask_axes:
-        return program.order
-    ways = (program.pinned, program.stored)
-    dims = (d for d in program.mesh.names if axis in (way(tensor, d) for way in ways))
-    return Order("contiguous", tuple(dims))
 
 
 # --- nest -----------------------------------------------------------------------------------
@@ -191,7 +183,7 @@ def _piece(
             skew=partner.dim if partner else None,
         )
     tensor = program.tensor(stage.tensors[0])
-    order = order_of(program, tensor, stage.axis)
+    order = Atoms(program).order(tensor, stage.axis)
     before = program.stages[: program.stages.index(stage)]
     done = {s.dim for s in before if s.kind == "gather" and tensor.name in s.tensors}
     split = {d for d in order.dims if program.stored(tensor, d) == stage.axis}
@@ -209,7 +201,7 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
             first = program.tensor(combine.outputs[0])
             scatter = _scatter(program, first.name, dim)
             if scatter is not None:
-                order = order_of(program, first, scatter.axis)
+                order = Atoms(program).order(first, scatter.axis)
                 split = {s.dim for s in program.stages if s.kind == "scatter"}
                 done = {r.dim for r in found if first.name in r.tensors}
                 whole = [d for d in order.dims if d in split - done]
@@ -253,7 +245,7 @@ def _begin(plan: Plan) -> str | Refusal:
     for rows, cols, first in _tiles(plan):
         blocks = visible(plan.atoms.domain, program.kernel, rows, cols)
         worst = max(worst, len(blocks))
-        if first and (len(blocks) != 1 or blocks[0].rows != (0, len(rows)) or blocks[0].below):
+        if first and not (len(blocks) == 1 and _covers(program, blocks[0], rows, cols)):
             alike = False
     if worst > MOST_BLOCKS:
         return _fragmented(worst)
@@ -263,6 +255,16 @@ def _begin(plan: Plan) -> str | Refusal:
         return "first" if walks else "only"
     trims = moving == 1 and all(loop.home != "relayed" for loop in loops)
     return "only" if not walks and (program.mask == "full" or (trims and worst <= 1)) else "empty"
+
+
+def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:
+    """Whether a block has all cells of the outputs that the tiles have."""
+    spans = zip(program.mask_axes, (block.rows, block.cols), (rows, cols), strict=True)
+    return not block.below and all(
+        span == (0, len(atoms))
+        for axis, span, atoms in spans
+        if any(tensor.carries(axis) for tensor in program.outputs)
+    )
 
 
 def _fragmented(worst: int) -> Refusal:

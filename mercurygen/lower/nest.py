@@ -22,7 +22,7 @@ from mercurygen.lower.events import (
 )
 from mercurygen.lower.plan import Loop, Reduce
 from mercurygen.lower.recorder import Limits, Tile, Tiles, Works, cuts_of
-from mercurygen.lower.sizes import ATEN, merge_bytes, scratch_bytes, share_bytes, with_block
+from mercurygen.lower.sizes import ATEN, scratch_bytes, share_bytes, with_block
 from mercurygen.lower.visible import Block, visible
 from mercurygen.lower.walks import Owners, Walks
 
@@ -58,7 +58,13 @@ class Nest(Walks):
             owner, tiles = next(items)
             results = self.widen(self.share(tiles))
         else:
+            outer = self.limits
+            for loop in rest:  # what comes home from them is of our tile
+                if loop.outputs:
+                    dim = loop.walks[-1].dim
+                    self.limits = self.limits | self.limited(loop, {dim: self.place[dim]})
             results = self.nothing()
+            self.limits = outer
         for owner, tiles in items:  # noqa: B007 - the names of the module's loop
             if rest:
                 self.merge(self.scope(rest, tiles), results)
@@ -218,7 +224,8 @@ class Nest(Walks):
             if not blocks and (only or walk.direct):
                 return {}
             if only:
-                mine = {**mine, rows: lists[0][slice(*blocks[0].rows)]}
+                for axis, span, atoms in zip((rows, columns), blocks[0][:2], lists, strict=True):
+                    mine = {**mine, axis: atoms[slice(*span)]}
         return {
             name: self.tile(
                 f"{name} coming home",
@@ -316,9 +323,7 @@ class Nest(Walks):
     def nothing(self) -> Named:
         """What merges to nothing."""
         results = {
-            t.name: self.tile(
-                t.name, t, self.result_region(t, self.limits), self.plan.partial(t)
-            )
+            t.name: self.tile(t.name, t, self.result_region(t, self.limits), self.plan.partial(t))
             for t in self.program.outputs
         }
         self.fill(results)
@@ -399,8 +404,8 @@ class Nest(Walks):
         block = None
         if blocks is not None:
             (block,) = blocks
-            rows = self.program.mask_axes[0]
-            common = {**common, rows: common[rows][slice(*block.rows)]}
+            for axis, span in zip(self.program.mask_axes, block[:2], strict=True):
+                common = {**common, axis: common[axis][slice(*span)]}
         whole = self.lengths(common)
         extents = with_block(self.plan, whole, block)
         results = {}

@@ -237,7 +237,9 @@ class Plan:
     def head_dims(self) -> tuple[str, ...]:
         """Dimensions that split what is no sequence while the body runs."""
         axes = self.program.mask_axes
-        return tuple(d for d in self.program.mesh.names if self.program.parallel_axis(d) not in axes)
+        return tuple(
+            d for d in self.program.mesh.names if self.program.parallel_axis(d) not in axes
+        )
 
     @cached_property
     def row_dims(self) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ from itertools import product
 
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.border import Border, Flight, Step
-from mercurygen.lower.events import Derive, Return, Trace
+from mercurygen.lower.events import Cut, Derive, Return, Trace
 from mercurygen.lower.nest import Named, named
 from mercurygen.lower.plan import Gather, Loop, Plan, Swap
-from mercurygen.lower.recorder import Tile, Works
+from mercurygen.lower.recorder import Tile, Works, cuts_of
 
 
 def trace(plan: Plan, rank: int, *, with_lse: bool = False) -> Trace:
@@ -40,7 +40,9 @@ class _Player(Border):
             caller[tensor.name] = self.tile(tensor.name, tensor, region)
         inputs = {name: x.live.number for name, x in caller.items()}
         tensors = {**caller, **self.derived(caller)}
-        wanted = [t for t in self.program.outputs if with_lse or t.name not in self.program.optional]
+        wanted = [
+            t for t in self.program.outputs if with_lse or t.name not in self.program.optional
+        ]
         if self.plan.tiles:
             self.play_tiles(tensors, wanted)
         else:
@@ -64,7 +66,9 @@ class _Player(Border):
 
     def play_whole(self, tensors: Named, wanted: list[Tensor]) -> None:
         """Without tile loops."""
-        paths = {x.tensor.name: self.path(x.tensor, self.steps_of(x.tensor)) for x in tensors.values()}
+        paths = {
+            x.tensor.name: self.path(x.tensor, self.steps_of(x.tensor)) for x in tensors.values()
+        }
         for step in self.plan.before:
             resharded = []
             for name in step.tensors:
@@ -87,9 +91,7 @@ class _Player(Border):
         """Parts one after the other; the next one's transfers run under this one's body."""
         tensors = self.kept = self.bring_whole(tensors)
         self.led = True
-        whole = {
-            t.name: self.tile(t.name, t, self.path(t, self.steps_of(t))[-1]) for t in wanted
-        }
+        whole = {t.name: self.tile(t.name, t, self.path(t, self.steps_of(t))[-1]) for t in wanted}
         parts = list(self.parts_of_loops())
         flights = self.start_part(tensors, parts[0])
         results: Named | None = None
@@ -187,6 +189,7 @@ class _Player(Border):
         """Start what brings a part of one tensor: ("here", tile) or what `finish_tensor` ends."""
         steps, gathers = self.steps_of(x.tensor), self.leading(x.tensor)
         path = self.path(x.tensor, steps)
+        x = self.without_others(x, steps)
         for index, (step, region) in enumerate(zip(steps, path[1:], strict=True)):
             region = self.of_part(x.tensor, region)
             moves = isinstance(step, Swap) or step.gathers
@@ -200,7 +203,22 @@ class _Player(Border):
                 held = self.parts((x,), stage)
                 return "gather", self.start_of(loop, x, held, stage), (loop, depth, x, held, stage)
             (x,) = self.gather(loop, depth, (x,), stage)
+        if any(x.tensor.name in loop.tensors for loop in self.plan.nest.loops if loop.walks):
+            x = self.dense(x, self.of_part(x.tensor, x.region))
         return "here", x, None
+
+    def without_others(self, x: Tile, steps: tuple[Step, ...]) -> Tile:
+        """A dense copy of a part along the tiled axes that no reshard deals."""
+        dealt = {step.split for step in steps if isinstance(step, Swap)}
+        others = [a for a in x.tensor.axes if a in self.part and a not in dealt]
+        if not steps or not others:
+            return x
+        part = self.of_part(x.tensor, x.region)
+        region = tuple(
+            cut if axis in others else whole
+            for axis, cut, whole in zip(x.tensor.axes, part, x.region, strict=True)
+        )
+        return self.dense(x, region)
 
     def cut_part(self, x: Tile, stage: Gather) -> Tile:
         """A part of what is stored, dense; of a broadcast, what the root has of it."""
@@ -210,9 +228,11 @@ class _Player(Border):
             mine = tuple(a for a in x.atoms(axis) if a in wanted)
             index = x.tensor.axes.index(axis)
             region = (*x.region[:index], self.limits[axis], *x.region[index + 1 :])
-            if not mine:
-                return self.tile(f"a part of {x.tensor.name}", x.tensor, region, x.dtype)
-            return self.dense(x, region)
+            part = self.tile(f"a part of {x.tensor.name}", x.tensor, region, x.dtype)
+            if mine:  # ours to send
+                cuts = cuts_of(x.tensor.axes, x.region, region)
+                self.events.append(Cut(x.live.number, part.live.number, cuts))
+            return part
         return self.dense(x, self.of_part(x.tensor, x.region))
 
     def start_of(self, loop: Loop, x: Tile, held: tuple[Tile, ...], stage: Gather) -> Works:

@@ -54,7 +54,7 @@ class Walks(Recorder):
             axis = self.program.stored(tensor, dim)
             if axis is not None and dim not in whole:
                 split.setdefault(axis, []).append(dim)
-        region = self.atoms.region(tensor, {**reader, **owner}, split)
+        region = self.atoms.region(tensor, {**reader, **self.owner, **owner}, split)
         region = self.of_part(tensor, region)
         for index, stage in enumerate(loop.stages[:depth]):
             if isinstance(stage, Walk) and stage.direct and owner[stage.dim] != reader[stage.dim]:
@@ -88,9 +88,7 @@ class Walks(Recorder):
             there = {**reader, **dict(zip(inner, place, strict=True))}
             theirs = self.atoms.iterations(other, there)
             for i, atom in enumerate(atoms):
-                if any(
-                    domain.live(*((atom, x) if axis == rows else (x, atom))) for x in theirs
-                ):
+                if any(domain.live(*((atom, x) if axis == rows else (x, atom))) for x in theirs):
                     read.add(i)
         run = atoms[min(read) : max(read) + 1] if read else ()
         return (*region[:index], run, *region[index + 1 :])
@@ -114,9 +112,7 @@ class Walks(Recorder):
         depth = len(loop.leading)
         return self.gathered(loop, depth + 1, self.ring(loop, depth, tiles, None, {}), gathers)
 
-    def gathered(
-        self, loop: Loop, depth: int, walk: Coming, gathers: tuple[Gather, ...]
-    ) -> Coming:
+    def gathered(self, loop: Loop, depth: int, walk: Coming, gathers: tuple[Gather, ...]) -> Coming:
         """A walk with every tile gathered over some dimensions."""
         for index, stage in enumerate(gathers):
             walk = self.gather_ahead(loop, depth + index, walk, stage)
@@ -301,9 +297,7 @@ class Walks(Recorder):
             if len(arriving) > 1:
                 back = arriving[1][1]
 
-    def arriving(
-        self, loop: Loop, depth: int, into: Tiles, owner: int, outer: Owners
-    ) -> Tiles:
+    def arriving(self, loop: Loop, depth: int, into: Tiles, owner: int, outer: Owners) -> Tiles:
         """Receive buffers as the tile of an owner."""
         walk = loop.stages[depth]
         place = {**outer, walk.dim: owner % self.mesh.extent(walk.dim)}
@@ -314,7 +308,7 @@ class Walks(Recorder):
 
     def skewed(self, loop: Loop, tiles: Tiles) -> Coming:
         """Cannon: both operands' tiles are ahead by the other dimension's coordinate."""
-        walk, (others, axis) = loop.walks[-1], loop.partner
+        walk, (others, _) = loop.walks[-1], loop.partner
         second = Walk(walk.skew)
         size = self.mesh.extent(walk.dim)
         first = tuple(x for x in tiles if x.tensor.name not in others)
@@ -385,9 +379,7 @@ class Walks(Recorder):
         """Buffers for the parts of all ranks along a dimension."""
         times = 1 if stage.broadcast else self.mesh.extent(stage.dim)
         return tuple(
-            x._replace(
-                live=self.empty(f"{x.tensor.name} from {stage.dim}", self.nbytes(x) * times)
-            )
+            x._replace(live=self.empty(f"{x.tensor.name} from {stage.dim}", self.nbytes(x) * times))
             for x in tiles
         )
 

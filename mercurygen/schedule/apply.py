@@ -32,11 +32,9 @@ def start(operator: Operator, problem: Problem | Sizes, mesh: Mesh) -> Program:
             help="it gives: " + ", ".join(extents),
         )
     pin = (None,) * len(mesh.dims)
-    reads = {each.tensor: each.reads for each in operator.derivations}
+    reads = {each.name: each.reads for each in operator.derivations}
     ordered = (*operator.inputs, *operator.derived, *operator.outputs)
-    tensors = (
-        Tensor(t.name, t.role, t.dims, t.dtype, pin, reads.get(t.name, ())) for t in ordered
-    )
+    tensors = (Tensor(t.name, t.role, t.dims, t.dtype, pin, reads.get(t.name, ())) for t in ordered)
     return Program(
         operator=operator.name,
         dtype=problem.dtype,

@@ -326,9 +326,7 @@ def _loops(program: Program) -> Iterator[Fault]:
                     axis,
                     ("reorder" if _reordered(program) else "tile", inner[-1]),
                 )
-        inner += [
-            axis for axis in loop.axes if not all(t.carries(axis) for t in program.outputs)
-        ]
+        inner += [axis for axis in loop.axes if not all(t.carries(axis) for t in program.outputs)]
 
 
 def _reordered(program: Program) -> bool:
@@ -346,10 +344,15 @@ def _tiled_stages(program: Program, axis: str, loop) -> Iterator[Fault]:
                 f"tile an axis that {', '.join(stage.tensors)} carry, other than {stage.axis}",
             )
             yield Fault(
-                Refusal("tile-repeats-shift", lambda e=explain: e), "tile", axis, ("shift", stage.dim)
+                Refusal("tile-repeats-shift", lambda e=explain: e),
+                "tile",
+                axis,
+                ("shift", stage.dim),
             )
-        if stage.kind == "gather" and stage.axis == axis and loop.parts % program.mesh.extent(
-            stage.dim
+        if (
+            stage.kind == "gather"
+            and stage.axis == axis
+            and loop.parts % program.mesh.extent(stage.dim)
         ):
             size = program.mesh.extent(stage.dim)
             explain = (

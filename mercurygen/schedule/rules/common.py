@@ -84,9 +84,7 @@ def mixed_roles(program: Program, tensors: tuple[str, ...], word: str) -> Refusa
 REDUCE_DTYPES = ("bfloat16", "float16", "float32")
 
 
-def fault_of_dtype(
-    program: Program, tensors: tuple[str, ...], dtype: str | None
-) -> Refusal | None:
+def fault_of_dtype(program: Program, tensors: tuple[str, ...], dtype: str | None) -> Refusal | None:
     """`as bfloat16` of what is no partial result that the library adds up."""
     if dtype is None:
         return None

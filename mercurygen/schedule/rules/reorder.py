@@ -33,6 +33,4 @@ def refuse(program: Program, d: Reorder) -> Refusal | None:
 def rewrite(program: Program, d: Reorder) -> Program:
     """The program with its tile loops in this order."""
     by_axes = {loop.axes: loop for loop in program.tiles}
-    return replace(
-        program, tiles=tuple(by_axes[joined_axes(program, axis)] for axis in d.axes)
-    )
+    return replace(program, tiles=tuple(by_axes[joined_axes(program, axis)] for axis in d.axes))
