@@ -65,7 +65,7 @@ def _verify(path: Path, run: bool, timeout: float | None) -> None:
     else:
         _say("text", _text(loaded, built))
         _say("calls", words.call_sites(check_call_sites(loaded.module, built.proved.plan)))
-    _play(loaded, built, timeout)
+    _play(loaded, built, timeout, needed=run)
     if not run:
         _say("ranks", "not run")
         return
@@ -97,14 +97,22 @@ def _text(loaded: Loaded, built: Built) -> str:
     return "edited by hand since it was emitted: its digest does not match"
 
 
-def _play(loaded: Loaded, built: Built, timeout: float | None) -> None:
+def _play(loaded: Loaded, built: Built, timeout: float | None, *, needed: bool) -> None:
+    """On virtual ranks, where torch is there or the real ranks need it too."""
     from mercurygen import operators
-    from mercurygen.cli import virtual
+    from mercurygen.cli import ranks, virtual
     from mercurygen.virtual.run import MOST_RANKS
 
     schedule, count = built.proved.schedule, built.proved.report.ranks
     if count > MOST_RANKS:
         _say("virtual", f"not run: {count} ranks are more than {MOST_RANKS}")
+        return
+    try:
+        ranks.need_torch()
+    except UserError as error:
+        if needed:
+            raise
+        _say("virtual", f"not run: {error.message}")
         return
     begun = time.monotonic()
     text, operator = loaded.module or built.module_text, operators.load(schedule.operator)

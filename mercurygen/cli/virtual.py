@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mercurygen.cli.ranks import GRACE, need_torch
+from mercurygen.cli.ranks import GRACE
 from mercurygen.errors import InternalError, Span, UserError, shorten
 from mercurygen.ir.operator import Operator
 from mercurygen.schedule.schedule import Schedule
@@ -38,7 +38,7 @@ class Task:
 
 
 def run(task: Task, timeout: float) -> Played:
-    """Run a module on virtual ranks.
+    """Run a module on virtual ranks; needs torch.
 
     Args:
         task: the module.
@@ -47,7 +47,6 @@ def run(task: Task, timeout: float) -> Played:
     Raises:
         UserError: with the failing check as its slug (exit code 1), the rank and the line.
     """
-    need_torch()
     sys.stdout.flush()
     sys.stderr.flush()
     fork = multiprocessing.get_context("fork")

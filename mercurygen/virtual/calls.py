@@ -74,9 +74,7 @@ def planned(trace: Trace) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def compare(
-    rank: int, called: Sequence[tuple[Step, Where]], trace: Trace, *, waits: bool
-) -> None:
+def compare(rank: int, called: Sequence[tuple[Step, Where]], trace: Trace, *, waits: bool) -> None:
     """Compare what a rank called with its trace.
 
     Args:

@@ -20,7 +20,7 @@ class Double:
     Args:
         rank: the rank.
         world: the communicator of all ranks.
-        made: groups that this rank has made already, for itself: torch names groups by their number.
+        made: groups that this rank has made already, for itself: torch counts them for names.
     """
 
     def __init__(self, rank: Rank, world: Communicator, made: int) -> None:

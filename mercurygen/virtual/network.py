@@ -310,7 +310,10 @@ class Network:
                 return words + "the other side", message.peer
             other = message.partner.op
             if not other.started:
-                return f"{where} needs operation {other.number} of rank {other.rank} to start", other
+                return (
+                    f"{where} needs operation {other.number} of rank {other.rank} to start",
+                    other,
+                )
         return f"{where} is ready", None
 
 

@@ -9,14 +9,15 @@ from math import prod
 
 from mercurygen.errors import InternalError, Refusal, UserError
 from mercurygen.ir.operator import Operator
-from mercurygen.ir.problem import Problem
+from mercurygen.ir.problem import DTYPES, Problem
 from mercurygen.ir.program import Program
 from mercurygen.lower.plan import Plan, lower
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.schedule import Schedule
 
-# No two sizes alike, so that mixed up dimensions fail; the kernel pads both head sizes.
-BATCH, HEAD_DIM, V_HEAD_DIM, CHUNK = 2, 10, 12, 3
+# No two sizes alike, so that mixed up dimensions fail.
+BATCH, CHUNK = 2, 3
+HEAD_DIMS = {8: (18, 10), 2: (24, 16)}  # by bytes of an element: kernels pad the first two
 
 
 def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Plan:
@@ -27,8 +28,9 @@ def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Plan:
     """
     program = apply(operator, schedule)
     refusal: Exception | None = None
+    sizes = dict(zip(("head_dim", "v_head_dim"), HEAD_DIMS[DTYPES[dtype]], strict=True))
     for problem in _problems(program, schedule.problem):
-        small = replace(schedule, problem=replace(problem, dtype=dtype), tp=1)
+        small = replace(schedule, problem=replace(problem, dtype=dtype, **sizes), tp=1)
         try:
             plan = lower(apply(operator, small))
         except UserError as error:
@@ -54,6 +56,4 @@ def _problems(program: Program, problem: Problem) -> Iterator[Problem]:
             seq=chunks * chunk,
             kv_heads=kv_heads,
             heads=kv_heads * (1 if alike else max(2, ways["G"])),
-            head_dim=HEAD_DIM,
-            v_head_dim=V_HEAD_DIM,
         )

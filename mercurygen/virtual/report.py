@@ -61,7 +61,8 @@ class VirtualError(Exception):
 
     def __str__(self) -> str:
         whose = f"rank {self.rank}: " if self.rank >= 0 else ""
-        return f"{self.check}: {whose}{self.message} ({self.where})"
+        where = f" ({self.where})" if self.where.stack else ""
+        return f"{self.check}: {whose}{self.message}{where}"
 
 
 @dataclass(frozen=True, slots=True)

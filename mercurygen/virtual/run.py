@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from mercurygen.check.tensors import cut, owned
+from mercurygen.check.tensors import cut
 from mercurygen.dsl.interpret import interpret
 from mercurygen.ir.operator import Operator
 from mercurygen.lower.plan import Plan
@@ -22,13 +22,15 @@ from mercurygen.schedule.schedule import Schedule
 from mercurygen.virtual.calls import compare
 from mercurygen.virtual.double import Double
 from mercurygen.virtual.imports import namespace
-from mercurygen.virtual.memory import dense, watch
-from mercurygen.virtual.objects import DeviceMesh
+from mercurygen.virtual.layout import uses
+from mercurygen.virtual.memory import dense
 from mercurygen.virtual.network import Communicator, Network
+from mercurygen.virtual.objects import DeviceMesh
 from mercurygen.virtual.problem import tiny
 from mercurygen.virtual.rank import Rank
 from mercurygen.virtual.report import Played, VirtualError, Where
 from mercurygen.virtual.stage import Stage
+from mercurygen.virtual.watch import watch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,8 +99,8 @@ def play(
     plans = {dtype: tiny(operator, schedule, dtype) for dtype in TOLERANCE}
     try:
         ranks.load(plans["float64"])
-        errors = [ranks.call(plans[trial.dtype], trial, seed) for trial in TRIALS]
         ranks.layout(plans["float64"], seed)
+        errors = [ranks.call(plans[trial.dtype], trial, seed) for trial in TRIALS]
     finally:
         linecache.cache.pop(file, None)
     exact = (e for e, trial in zip(errors, TRIALS, strict=True) if trial.dtype == "float64")
@@ -174,7 +176,7 @@ class Ranks:
             exec(self.code, space)
             if "_block_forward" in space:
                 space["_block_forward"] = _kernel(rank, space["_block_forward"])
-            for name in ("attention", "shard", "unshard"):
+            for name in (plan.program.operator, "shard", "unshard"):
                 if not callable(space.get(name)):
                     raise self.own(rank, "layout", f"the module has no function `{name}`")
             if self.count == 1:
@@ -283,45 +285,25 @@ class Ranks:
         """The module's own helpers cut and join as the pins and the order say."""
         import torch
 
-        program = plan.program
         whole = inputs(plan, seed, torch.float64)
-        scores = interpret(self.operator, whole, mask=program.mask)
-        whole |= {t.name: scores[t.name] for t in program.outputs}
-        chunks = program.order.chunks(program.mesh) if program.order else 1
-        # so long that a chunk more or less is another length
-        every = torch.arange(chunks * (chunks + 1))
-        parts = every.chunk(chunks)
+        whole |= interpret(self.operator, whole, mask=plan.program.mask)
+        dims = len(plan.program.mesh.dims)
 
         def act(rank: Rank) -> None:
             """One rank."""
             space, mesh = self.spaces[rank.number], self.meshes[rank.number]
-            own = owned(plan, program.inputs[0], rank.number)
-            tokens = torch.cat([parts[chunk] for chunk in own[:: plan.chunk] // plan.chunk])
-            found = []
-            for tensor in program.tensors:
-                name, x = tensor.name, whole[tensor.name]
-                part = cut(plan, tensor, rank.number, x).data
-                if not set(program.mask_axes) & set(tensor.dims[-1]):  # a head size is never cut
-                    part, x = part[..., :1], x[..., :1]
-                part = _viewed(part, True)
-                found.append(("shard", name, space["shard"](name, x, mesh), part))
-                found.append(("unshard", name, space["unshard"](name, part, mesh), x))
-            line = every.unsqueeze(0)
-            helpers: tuple[tuple[str, Any, Tensor], ...] = (
-                ("positions", lambda f: f(len(every), mesh), tokens),
-                ("shard_sequence", lambda f: f(line, mesh), tokens.unsqueeze(0)),
-                ("shard_sequence", lambda f: f(every, mesh, dim=0), tokens),
-                ("unshard_sequence", lambda f: f(tokens.unsqueeze(0), mesh), line),
-                ("unshard_sequence", lambda f: f(tokens, mesh, dim=0), every),
-            )
-            for name, call, expected in helpers:
-                if name in space:
-                    found.append((name, "the sequence", call(space[name]), expected))
-            with rank.silence():
-                for name, what, got, expected in found:
-                    if not isinstance(got, torch.Tensor) or not torch.equal(got, expected):
-                        words = f"`{name}` of {what} gives another part than the pins say"
+            for use in uses(plan, rank.number, whole):
+                if use.name not in space:
+                    continue
+                before = rank.started
+                got = space[use.name](*use.args, mesh, **use.options)
+                with rank.silence():
+                    if not isinstance(got, torch.Tensor) or not torch.equal(got, use.expected):
+                        words = f"`{use.name}` of {use.what} gives another part than the pins say"
                         raise self.own(rank, "layout", words)
+                if rank.started - before > dims:
+                    words = f"`{use.name}` starts {rank.started - before} operations for {dims} "
+                    raise self.own(rank, "calls", words + "dimensions: one for each is enough")
 
         self.play(act)
 
@@ -329,6 +311,7 @@ class Ranks:
 def inputs(plan: Plan, seed: int, dtype: Any) -> dict[str, Tensor]:
     """The whole inputs by name."""
     import torch
+
     random, program = torch.Generator().manual_seed(seed), plan.program
     made = {}
     for tensor in program.inputs:

@@ -127,7 +127,10 @@ def _parts(op: Op, flights: list, sends: int, result: Callable) -> list[tuple[An
 
 def _inside(source: Tensor, targets: Sequence[Tensor]) -> bool:
     """Whether a source is a part of the first target: the operation is in place."""
-    if not targets or source.untyped_storage().data_ptr() != targets[0].untyped_storage().data_ptr():
+    if (
+        not targets
+        or source.untyped_storage().data_ptr() != targets[0].untyped_storage().data_ptr()
+    ):
         return False
     start, stop = source.data_ptr(), source.data_ptr() + source.nbytes
     first = targets[0].data_ptr()
