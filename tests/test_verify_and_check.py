@@ -46,7 +46,7 @@ def edited(emitted: Path, tmp_path: Path, old: str, new: str) -> Path:
 
 
 def test_verify_on_real_ranks(emitted: Path, tmp_path: Path) -> None:
-    """In a process of its own, which imports torch: a good file, and two that do not come so far."""
+    """In a process of its own that imports torch: a good file, and two that are refused before."""
     good = edited(emitted, tmp_path, "# --- checks", "# My checks\n# --- checks")
     done = spawn("verify", str(good), cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -73,7 +73,7 @@ def test_generated(path: Path) -> None:
     assert ran.ranks == loaded.schedule.mesh.size and ran.operations and ran.error <= 1e-12
 
 
-@pytest.mark.parametrize("case", [("double-ring", (8, 8)), ("allgather-kv", (8, 8))])
+@pytest.mark.parametrize("case", [("unified", (8, 8)), ("allgather-kv", (8, 8))])
 def test_many_ranks(case: tuple) -> None:
     """64 in one process."""
     assert played(module(*case)).ranks == 64
@@ -548,7 +548,14 @@ def test_hostile_modules(line: str, slug: str, words: str) -> None:
     assert caught.value.slug == slug and words in caught.value.message, caught.value.render()
 
 
-def test_verify_says_what_ran(tmp_path: Path) -> None:
-    """Also of a schedule, whose module is made for it; not of more ranks than 64."""
+def test_verify_says_what_ran() -> None:
+    """Also of a schedule, whose module is made for it."""
     out = run("verify", "--no-run", ROOT / "generated" / "attention_gqa_causal_h100x8.sched").done()
     assert re.search(r"virtual +8 virtual ranks: 3 calls, 112 operations, each the plan's", out)
+
+
+def test_more_ranks_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so, and goes on."""
+    monkeypatch.setattr("mercurygen.virtual.run.MOST_RANKS", 4)
+    out = run("verify", "--no-run", ROOT / "generated" / "attention_gqa_causal_h100x8.py").done()
+    assert re.search(r"virtual +not run: 8 ranks are more than 4\n", out)

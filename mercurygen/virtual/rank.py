@@ -10,7 +10,7 @@ from mercurygen.virtual.calls import KERNEL, Call, Wait
 from mercurygen.virtual.memory import Flight, extent, poison, raw, touches
 from mercurygen.virtual.network import Communicator, Message, Network, Op
 from mercurygen.virtual.report import Check, Where
-from mercurygen.virtual.stage import Stage, Stop
+from mercurygen.virtual.stage import COMPREHENSIONS, Stage, Stop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,12 +87,14 @@ class Rank:
         """The variable of the module that holds a tensor, or a part of one."""
         place = tensor.data_ptr(), tensor.nbytes
         for frame in self.stage.frames():
+            if frame.f_code.co_name in COMPREHENSIONS:
+                continue  # its variable says less than that of the function around it
             for name, value in frame.f_locals.items():
-                if isinstance(value, list | tuple) and frame.f_code.co_name[0] != "<":
+                if isinstance(value, list | tuple):
                     for i, each in enumerate(value):
                         if each is tensor or _same(each, place):
                             return f"{name}[{i}]"
-                elif frame.f_code.co_name[0] != "<" and _same(value, place):
+                elif _same(value, place):
                     return name
         return f"a tensor {list(tensor.shape)}"
 

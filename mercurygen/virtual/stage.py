@@ -16,6 +16,8 @@ from typing import Any
 
 from mercurygen.virtual.report import Check, VirtualError, Where
 
+COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
+
 
 def taken() -> threading.Lock:
     """A lock that waits for its first release."""
@@ -206,7 +208,7 @@ class Stage:
 
 def _plain(stack: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
     """Without comprehensions, which are on a line of the function that they stand in."""
-    named = [(line, name) for line, name in stack if not name.startswith("<") or name == "<module>"]
-    if stack and named and stack[0][1] in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
+    named = [(line, name) for line, name in stack if name not in COMPREHENSIONS]
+    if named and stack[0][1] in COMPREHENSIONS:
         named[0] = (stack[0][0], named[0][1])  # the line itself, of many that it may span
     return tuple(named or stack)

@@ -103,8 +103,8 @@ def collective(
         op = rank.begin(comm, kind, facts=f"{words}{''.join(dtypes)}{facts}")
         op.data = [x.detach().clone() for x in sources] + ([] if extra is None else [extra])
         rank.record(op, sizes)
-        inside = [_inside(x, targets) for x in sources]
-        sent = [(x, n) for x, n, i in zip(sources, names, inside, strict=False) if not i]
+        sent = [] if _in_place(kind, sources, targets, comm.ranks.index(rank.number)) else sources
+        sent = list(zip(sent, names, strict=False))
         flights = rank.start(op, sent, list(zip(targets, names[len(sources) :], strict=True)))
     return Work(rank, op, _parts(op, flights, len(sent), result), [1])
 
@@ -125,16 +125,23 @@ def _parts(op: Op, flights: list, sends: int, result: Callable) -> list[tuple[An
     return parts + [(f, lambda i=i: arrived(i).contiguous()) for i, f in enumerate(received)]
 
 
-def _inside(source: Tensor, targets: Sequence[Tensor]) -> bool:
-    """Whether a source is a part of the first target: the operation is in place."""
-    if (
-        not targets
-        or source.untyped_storage().data_ptr() != targets[0].untyped_storage().data_ptr()
-    ):
+def _in_place(kind: str, sources: Sequence[Tensor], targets: Sequence[Tensor], me: int) -> bool:
+    """Whether source and target are one buffer in the way that the libraries allow.
+
+    An all-reduce or broadcast of a tensor; an all-gather from, or a reduce-scatter to, the own
+    part of the other tensor.
+    """
+    if len(sources) != 1 or len(targets) != 1:
         return False
-    start, stop = source.data_ptr(), source.data_ptr() + source.nbytes
-    first = targets[0].data_ptr()
-    return first <= start and stop <= first + targets[0].nbytes
+    source, target = sources[0], targets[0]
+    match kind:
+        case "all-reduce" | "broadcast":
+            return True
+        case "all-gather":
+            return source.data_ptr() == target.data_ptr() + me * source.nbytes
+        case "reduce-scatter":
+            return target.data_ptr() == source.data_ptr() + me * target.nbytes
+    return False
 
 
 def reduced(values: list[Tensor], op: Any) -> Tensor:
