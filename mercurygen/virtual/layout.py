@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mercurygen.check.tensors import cut, owned
+from mercurygen.check.tensors import held_by_caller
 from mercurygen.lower.plan import Plan
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def uses(plan: Plan, rank: int, whole: Mapping[str, Tensor]) -> Iterator[Use]:
     """
     for tensor in plan.program.tensors:
         name, x = tensor.name, whole[tensor.name]
-        part = cut(plan, tensor, rank, x).data
+        part = held_by_caller(plan, tensor, rank, x)
         if not set(plan.program.mask_axes) & set(tensor.dims[-1]):
             part, x = part[..., :1], x[..., :1]  # a head size is never cut: one is enough
         part = part.transpose(1, 2).contiguous().transpose(1, 2)  # a view, as kernels return
@@ -62,5 +62,11 @@ def _tokens(plan: Plan, rank: int) -> tuple[Tensor, Tensor]:
     order, mesh = plan.program.order, plan.program.mesh
     count = order.chunks(mesh) if order else 1
     every = torch.arange(count * (count + 1))
-    chunks = owned(plan, plan.program.inputs[0], rank)[:: plan.chunk] // plan.chunk
+    tensor = next(t for t in plan.program.inputs if plan.program.sequence(t))
+    region = plan.atoms.pinned(tensor, mesh.coordinate(rank))
+    owned = region[tensor.axes.index(plan.program.sequence(tensor))]
+    size = plan.atoms.count[plan.program.sequence(tensor)] // count
+    chunks = [atom // size for atom in owned[::size]]
+    if order and order.kind == "striped":
+        return every, every.view(-1, count)[:, chunks].flatten()
     return every, torch.cat([every.chunk(count)[chunk] for chunk in chunks])

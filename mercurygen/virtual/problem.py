@@ -11,7 +11,8 @@ from mercurygen.errors import InternalError, Refusal, UserError
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import DTYPES, Problem
 from mercurygen.ir.program import Program
-from mercurygen.lower.plan import Plan, lower
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.schedule import Schedule
 

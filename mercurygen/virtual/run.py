@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from mercurygen.check.tensors import cut
+from mercurygen.check.tensors import held_by_caller
 from mercurygen.dsl.interpret import interpret
 from mercurygen.ir.operator import Operator
 from mercurygen.lower.plan import Plan
@@ -214,7 +214,7 @@ class Ranks:
             """One rank."""
             with rank.silence():
                 given = [
-                    _viewed(cut(plan, t, rank.number, whole[t.name]).data, trial.views)
+                    _viewed(held_by_caller(plan, t, rank.number, whole[t.name]), trial.views)
                     for t in program.inputs
                 ]
                 before = [x.clone() for x in given]
@@ -265,7 +265,7 @@ class Ranks:
         for tensor, x in zip(outputs, got, strict=True):
             if not isinstance(x, torch.Tensor):
                 raise wrong(f"{tensor.name} is a {type(x).__name__}, must be a tensor")
-            own = cut(plan, tensor, rank, want[tensor.name]).data
+            own = held_by_caller(plan, tensor, rank, want[tensor.name])
             kind = dtype if tensor.dtype == "inputs" else torch.promote_types(dtype, torch.float32)
             facts = f"{tensor.name} is {x.dtype} {list(x.shape)}"
             if x.dtype != kind or x.shape != own.shape:
