@@ -22,6 +22,7 @@ class Line:
         if start is None:
             indent = len(body) - len(body.lstrip())
             return Span(self.file, self.number, indent + 1, self.text, len(body) - indent)
+        start += len(self.text[start : self.place]) - len(self.text[start : self.place].lstrip())
         return Span(self.file, self.number, start + 1, self.text, max(1, self.place - start))
 
     def error(self, slug: str, message: str, help: str | None = None) -> UserError:

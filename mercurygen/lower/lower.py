@@ -26,7 +26,7 @@ def lower(program: Program) -> Plan | Refusal:
         begin = _begin(plan)
     except NotCuttable as fault:
         words = str(fault)
-        return Refusal("mask-not-cuttable", lambda: (words, "use another order, or kernel"))
+        return Refusal("mask-not-cuttable", lambda: (words, "use another order of tokens"))
     if isinstance(begin, Refusal):
         return begin
     return replace(plan, nest=replace(nest, begin=begin))
