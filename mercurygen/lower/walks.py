@@ -54,7 +54,8 @@ class Walks(Recorder):
             axis = self.program.stored(tensor, dim)
             if axis is not None and dim not in whole:
                 split.setdefault(axis, []).append(dim)
-        region = self.atoms.region(tensor, {**reader, **self.owner, **owner}, split)
+        outer = {dim: i for dim, i in self.owner.items() if self.program.walks(tensor, dim)}
+        region = self.atoms.region(tensor, {**reader, **outer, **owner}, split)
         region = self.of_part(tensor, region)
         for index, stage in enumerate(loop.stages[:depth]):
             if isinstance(stage, Walk) and stage.direct and owner[stage.dim] != reader[stage.dim]:

@@ -13,6 +13,7 @@ from mercurygen.ir.layout import Order
 from mercurygen.ir.problem import divisors, nearest_multiples
 from mercurygen.ir.program import BorderStep, Program, Tensor
 from mercurygen.schedule.directives import Reshard
+from mercurygen.schedule.rules.tile import MOST_PARTS
 from mercurygen.schedule.stories import Fault, fault_of_stories
 
 SETTLED = tuple[Program, None] | tuple[None, Fault]
@@ -126,20 +127,20 @@ def _fault_of_tiles(program: Program) -> Fault | None:
             size % parts[axis] for axis, size in zip(loop.axes, seen, strict=True)
         ):
             name = "_".join(loop.axes)
-            legal = divisors(prod(seen))
+            legal = ", ".join(str(parts) for parts in _equal_parts(seen) if parts > 1) or "none"
             return Fault(
                 Refusal(
                     "tile-parts",
                     lambda name=name, loop=loop, legal=legal: (
                         f"{name} has {prod(seen)} on a rank, which is not {loop.parts} equal parts",
-                        f"it has the divisors {legal}",
+                        f"legal: {legal}",
                     ),
                 ),
                 "tile",
                 loop.axes[0],
             )
         for axis in loop.axes:
-            fault = _fault_of_sequence_tile(program, axis)
+            fault = _fault_of_sequence_tile(program, axis) or _fault_of_pinned_tile(program, axis)
             if fault:
                 return fault
     for axis in program.axes:
@@ -158,6 +159,15 @@ def _fault_of_tiles(program: Program) -> Fault | None:
                 axis.name,
             )
     return None
+
+
+def _equal_parts(seen: list[int]) -> list[int]:
+    """In how many equal parts joined axes fall: of the first, or of all of it and of the rest."""
+    first, *rest = seen
+    found = [n for n in range(1, min(first, MOST_PARTS) + 1) if first % n == 0]
+    if rest and first <= MOST_PARTS:
+        found += [first * n for n in _equal_parts(rest) if 1 < n <= MOST_PARTS // first]
+    return found
 
 
 def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
@@ -182,6 +192,34 @@ def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
             "tile another axis",
         )
         return Fault(Refusal("tile-of-moved", lambda: explain), "tile", axis)
+    return None
+
+
+def _fault_of_pinned_tile(program: Program, axis: str) -> Fault | None:
+    """A tiled axis that the caller holds split, and the nest does not: its parts lie elsewhere.
+
+    Or one that is dealt, or joined, in more than one reshard: its parts are no runs between them.
+    """
+    border = needed_border(program)
+    for tensor in (*program.read, *program.outputs):
+        steps = [step for step in border if step.tensor == tensor.name]
+        moved = [step for step in steps if axis in (step.source, step.target)]
+        if len(moved) > 1 or (moved and tensor.role == "output" and moved[0] != steps[-1]):
+            explain = (
+                f"{tensor.name} is resharded in {len(steps)} steps, between which its parts of "
+                f"{axis} are no runs",
+                f"tile another axis, or split {axis} over the outermost dimension only",
+            )
+            return Fault(Refusal("tile-of-moved", lambda e=explain: e), "tile", axis)
+        for dim in program.mesh.names:
+            if program.pinned(tensor, dim) == axis != program.stored(tensor, dim):
+                explain = (
+                    f"{tensor.name} is pinned {axis} over {dim}, but worked on otherwise: the "
+                    f"parts of {axis} are not those that ranks hold",
+                    f"tile another axis, or `parallelize {axis} over {dim}`",
+                )
+                rival = ("pin", tensor.name)
+                return Fault(Refusal("tile-of-moved", lambda e=explain: e), "tile", axis, rival)
     return None
 
 
