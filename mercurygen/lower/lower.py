@@ -35,6 +35,16 @@ def lower(program: Program) -> Plan | Refusal:
     return _misaligned(plan) or plan
 
 
+def _cut_by_walks(plan: Plan) -> bool:
+    """Whether something that does not come by is cut to the tiles that do."""
+    return any(
+        tensor.carries(loop.axis) and tensor.name not in loop.tensors
+        for loop in plan.nest.loops
+        if loop.walks
+        for tensor in plan.program.read
+    )
+
+
 def _misaligned(plan: Plan) -> Refusal | None:
     """Refuse a plan that needs parts of tiles that do not lie in one piece.
 
@@ -42,7 +52,8 @@ def _misaligned(plan: Plan) -> Refusal | None:
     farthest apart, and in the other orders all ranks' lie alike.
     """
     cuts = any(isinstance(step, Spread) and not step.gathers for step in plan.before)
-    if not (cuts or plan.tiles or any(loop.outputs for loop in plan.nest.loops) or _come_by(plan)):
+    moving = any(loop.outputs for loop in plan.nest.loops)
+    if not (cuts or plan.tiles or moving or _come_by(plan) or _cut_by_walks(plan)):
         return None
     try:
         trace(plan, 0)

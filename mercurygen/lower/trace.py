@@ -204,7 +204,8 @@ class _Player(Border):
                 held = self.parts((x,), stage)
                 return "gather", self.start_of(loop, x, held, stage), (loop, depth, x, held, stage)
             (x,) = self.gather(loop, depth, (x,), stage)
-        if any(x.tensor.name in loop.tensors for loop in self.plan.nest.loops if loop.walks):
+        walked = any(x.tensor.name in loop.tensors for loop in self.plan.nest.loops if loop.walks)
+        if walked and not steps:  # a reshard has cut it already
             x = self.dense(x, self.of_part(x.tensor, x.region))
         return "here", x, None
 

@@ -24,7 +24,7 @@ ATEN_OPERATORS = ("attention",)
 def complete(program: Program) -> SETTLED:
     """The program with its order and border settled, or why it is not legal."""
     program = _with_default_pins(program)
-    fault = fault_of_stories(program)
+    fault = _fault_of_derived(program) or fault_of_stories(program)
     if fault:
         return None, fault
     split = sequence_dims(program)
@@ -68,6 +68,21 @@ def _with_derived_pins(program: Program) -> Program:
         return replace(tensor, pin=pin)
 
     return replace(program, tensors=tuple(map(pinned, program.tensors)))
+
+
+def _fault_of_derived(program: Program) -> Fault | None:
+    """A derived tensor is made where all that it is made of lies alike, in whole rows of it."""
+    for tensor in program.derived:
+        for name in tensor.reads:
+            pin = program.tensor(name).pin
+            if pin != tensor.pin:
+                explain = (
+                    f"{tensor.name} is made of {', '.join(tensor.reads)} where their rows lie, but "
+                    f"{name} is pinned otherwise",
+                    f"pin {', '.join(tensor.reads)} alike, along axes that {tensor.name} carries",
+                )
+                return Fault(Refusal("derived-pins", lambda e=explain: e), "pin", name)
+    return None
 
 
 def sequence_dims(program: Program) -> tuple[str, ...]:

@@ -272,6 +272,8 @@ def _outputs(program: Program) -> Iterator[Fault]:
                     "leave the option out",
                 )
                 yield _pair(Refusal("options-clash", lambda e=explain: e), stage, with_it)
+            yield from _gathered_inside(program, with_it)
+            yield from _trimmed_home(program, with_it, walks)
         for other in homes[:index]:
             if other.dim == stage.dim and (other.axis, other.options) != (
                 stage.axis,
@@ -283,6 +285,31 @@ def _outputs(program: Program) -> Iterator[Fault]:
                 )
                 yield _pair(Refusal("shifts-disagree", lambda e=explain: e), stage, other)
         yield from _home_of_all(program, stage)
+
+
+def _gathered_inside(program: Program, walk: Stage) -> Iterator[Fault]:
+    """A gather inside a walk that results follow: they go home in the tiles that come by."""
+    for stage in program.stages[program.stages.index(walk) + 1 :]:
+        if stage.kind == "gather" and stage.tensors == walk.tensors:
+            names = ", ".join(stage.tensors)
+            explain = (
+                f"{names} are gathered over {stage.dim} inside the walk along {walk.dim}, which "
+                "results go home along",
+                f"write the `shard` of {names} before their `shift`",
+            )
+            yield _pair(Refusal("gather-inside-home", lambda e=explain: e), stage, walk)
+
+
+def _trimmed_home(program: Program, walk: Stage, walks: list[Stage]) -> Iterator[Fault]:
+    """Results that follow a trimmed walk, with another walk around it or inside."""
+    other = next((s for s in walks if s.dim != walk.dim), None)
+    if "direct" in walk.options and program.mask != "full" and other is not None:
+        explain = (
+            f"{', '.join(walk.tensors)} come along {walk.dim} directly, each rank what it reads, "
+            f"and results follow, while {', '.join(other.tensors)} come along {other.dim}",
+            f"leave `direct` out along {walk.dim}",
+        )
+        yield _pair(Refusal("home-of-trimmed", lambda: explain), walk, other)
 
 
 def _home_of_all(program: Program, stage: Stage) -> Iterator[Fault]:
@@ -314,6 +341,7 @@ def _loops(program: Program) -> Iterator[Fault]:
         for axis in loop.axes:
             yield from _tiled_stages(program, axis, loop)
             carried = [t for t in program.outputs if t.carries(axis)]
+            yield from _partly_complete(program, axis, carried)
             if carried and inner:
                 explain = (
                     f"{', '.join(t.name for t in carried)} would be complete only after the loop "
@@ -327,6 +355,17 @@ def _loops(program: Program) -> Iterator[Fault]:
                     ("reorder" if _reordered(program) else "tile", inner[-1]),
                 )
         inner += [axis for axis in loop.axes if not all(t.carries(axis) for t in program.outputs)]
+
+
+def _partly_complete(program: Program, axis: str, carried: list[Tensor]) -> Iterator[Fault]:
+    """An axis of some outputs only: these are complete after each part, the others at the end."""
+    others = [t.name for t in program.outputs if t not in carried]
+    if carried and others:
+        explain = (
+            f"after a part of {axis} {carried[0].name} is complete, but {', '.join(others)} not",
+            "tile an axis that all outputs carry, or none",
+        )
+        yield Fault(Refusal("tile-of-some", lambda: explain), "tile", axis)
 
 
 def _reordered(program: Program) -> bool:
