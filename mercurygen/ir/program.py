@@ -17,6 +17,7 @@ from mercurygen.ir.mesh import Mesh
 SEQUENCE = "S"  # in a schedule: the sequence axis of whichever tensor is meant
 
 CombineKind: TypeAlias = Literal["sum", "softmax", "user"]
+COMBINES: tuple[CombineKind, ...] = ("sum", "softmax", "user")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,13 @@ class Program:
             if tensor.name in stage.tensors and stage.dim == dim:
                 return stage.axis
         return None
+
+    def walks(self, tensor: Tensor, dim: str) -> bool:
+        """Whether a tensor comes by, or goes home, tile by tile along a dimension."""
+        return any(
+            stage.kind == "walk" and stage.dim == dim and tensor.name in stage.tensors
+            for stage in self.stages
+        )
 
     def sequence(self, tensor: Tensor) -> str | None:
         """The axis of the mask that a tensor carries: its sequence."""
