@@ -305,7 +305,12 @@ ATTENTION = {
     "chunked Ulysses": Named(
         A, ODD, "parallelize H over m\ntile H by 2", {"kv_heads": 12, "heads": 12, "batch": 1}
     ),
-    "joined heads": Named(A, ODD, "parallelize H over m\njoin H, G\ntile H_G by 4", {"kv_heads": 12, "heads": 24, "batch": 1}),
+    "joined heads": Named(
+        A,
+        ("m=2", "m=4"),
+        "parallelize H over m\njoin H, G\ntile H_G by 12",
+        {"kv_heads": 12, "heads": 48, "batch": 1},
+    ),
     "ring per head": Named(
         A, ODD, ROWS.format("m") + "shift k, v: S_kv along m\ntile H by 3"
     ),

@@ -15,7 +15,7 @@ from typing import get_args
 
 import pytest
 from command import ROOT
-from docs_errors import FOLDER, Example, examples, pages, printed, sections, write
+from docs_errors import FOLDER, Example, examples, pages, printed, sections, whole, write
 
 from mercurygen.virtual.report import Check
 
@@ -23,12 +23,9 @@ PACKAGE = ROOT / "mercurygen"
 # What no example can provoke, and why.
 WITHOUT_EXAMPLE = {
     "proof-failed": "a bug of mercurygen's",
-    "text-mismatch": "a bug of mercurygen's, or an edited module of a certain version",
     "ranks-failed": "real processes: their ports and times differ",
     "formatter-version": "needs another version of black",
     "no-torch": "needs a Python without torch",
-    "cannot-write": "needs a full disk or a folder without permission, which root does not have",
-    "cannot-read": "needs a file without permission, which root does not have",
 }
 MAKERS = {"UserError", "Refusal"}
 RELAYS = {"error", "fail"}  # functions with a parameter `slug`
@@ -37,6 +34,14 @@ BOTH = {"ir/lexer.py", "ir/options.py"}  # and is raised both ways
 OWN = ("virtual/", "check/", "emit/")  # have `fail` and `error` that say no slug
 TOPOLOGY = {"cost/topology_file.py", "cost/topology.py"}  # `Section.error` has a prefix
 SLUG = re.compile(r"[a-z]+(-[a-z]+)*")
+# Lines that are legal one by one: an example shows both, the second in its note.
+CONFLICTS = set(
+    "already-local derived-pins gather-of-trimmed home-of-trimmed joined-twice not-its-pin "
+    "options-clash order-dims order-twice parallelized-twice patched-twice pinned-twice "
+    "reduce-then-slice reorder-breaks replicate-needs-pin reshard-order reshard-wrong "
+    "shifts-disagree skewed-pair tile-of-moved tile-of-scattered tile-parts tile-repeats-shift "
+    "tile-striped tiled-twice two-shifts-one-axis two-stories walks-interleave".split()
+)
 
 
 # --- the slugs of the code --------------------------------------------------------------------
@@ -136,6 +141,19 @@ def test_example(example: Example) -> None:
     assert now is not None, "nothing is refused"
     assert now.startswith(f"error[{example.slug}]: "), now
     assert now == example.shown, f"python tests/test_docs_errors.py --write; it is now:\n{now}"
+
+
+def test_conflicts_show_both_lines() -> None:
+    """The place is one line of the example, and the note quotes another as it stands there."""
+    shown = set()
+    for example in EXAMPLES:
+        place = re.search(r"--> my\.sched:(\d+):", example.shown or "")
+        note = re.search(r"^note: it conflicts with line (\d+): `(.*)`$", example.shown or "", re.M)
+        if note and place:
+            lines = whole(*example.blocks[-1]).split("\n")
+            assert note[1] != place[1] and lines[int(note[1]) - 1] == note[2], example
+            shown.add(example.slug)
+    assert CONFLICTS <= shown, CONFLICTS - shown
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:

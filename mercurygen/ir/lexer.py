@@ -57,7 +57,7 @@ class Line:
         if found not in known:
             self.place = start
             wanted = " or ".join(f"`{word}`" for word in known)
-            help = closest(found, known) if found else None
+            help = closest(found, known) if found and len(known) > 1 else None
             raise self.error("syntax", f"expected {wanted}, found {self._found()}", help)
         return found
 
@@ -94,9 +94,11 @@ class Line:
         """A list of names, separated by commas, each once."""
         found = {self.name(what): None}
         while self.take(","):
+            start = self.place
             name = self.name(what)
             if name in found:
-                raise self.error("named-twice", f"{what} {shorten(name)!r} is named twice")
+                message = f"{what} {shorten(name)!r} is named twice"
+                raise UserError("named-twice", message, span=self.span(start))
             found[name] = None
         return tuple(found)
 

@@ -229,6 +229,13 @@ class Program:
                 return stage.axis
         return None
 
+    def walks(self, tensor: Tensor, dim: str) -> bool:
+        """Whether a tensor comes by, or goes home, tile by tile along a dimension."""
+        return any(
+            stage.kind == "walk" and stage.dim == dim and tensor.name in stage.tensors
+            for stage in self.stages
+        )
+
     def sequence(self, tensor: Tensor) -> str | None:
         """The axis of the mask that a tensor carries: its sequence."""
         return next((axis for axis in self.mask_axes if tensor.carries(axis)), None)

@@ -10,6 +10,8 @@ from mercurygen.ir.atoms import Atoms
 from mercurygen.ir.layout import Interleaving, interleaving
 from mercurygen.ir.program import SEQUENCE, BorderStep, Program, Stage, Tensor
 from mercurygen.lower.plan import Gather, Loop, Nest, Plan, Reduce, Spread, Swap, Walk
+from mercurygen.lower.recorder import NotARun
+from mercurygen.lower.trace import trace
 from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, visible
 
 
@@ -29,7 +31,42 @@ def lower(program: Program) -> Plan | Refusal:
         return Refusal("mask-not-cuttable", lambda: (words, "use another order of tokens"))
     if isinstance(begin, Refusal):
         return begin
-    return replace(plan, nest=replace(nest, begin=begin))
+    plan = replace(plan, nest=replace(nest, begin=begin))
+    return _misaligned(plan) or plan
+
+
+def _cut_by_walks(plan: Plan) -> bool:
+    """Whether something that does not come by is cut to the tiles that do."""
+    return any(
+        tensor.carries(loop.axis) and tensor.name not in loop.tensors
+        for loop in plan.nest.loops
+        if loop.walks
+        for tensor in plan.program.read
+    )
+
+
+def _misaligned(plan: Plan) -> Refusal | None:
+    """Refuse a plan that needs parts of tiles that do not lie in one piece.
+
+    Where nothing is cut there are none. Rank 0 shows them: under zigzag its tokens are the
+    farthest apart, and in the other orders all ranks' lie alike.
+    """
+    cuts = any(isinstance(step, Spread) and not step.gathers for step in plan.before)
+    moving = any(loop.outputs for loop in plan.nest.loops)
+    if not (cuts or plan.tiles or moving or _come_by(plan) or _cut_by_walks(plan)):
+        return None
+    try:
+        trace(plan, 0)
+    except NotARun as fault:
+        axis = str(fault)
+        return Refusal(
+            "tiles-do-not-align",
+            lambda: (
+                f"what a rank works on along {axis} does not lie in one piece in what it holds",
+                "`order S: contiguous`, or bring what carries it in the same tiles",
+            ),
+        )
+    return None
 
 
 # --- border ---------------------------------------------------------------------------------
@@ -205,9 +242,11 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
             scatter = _scatter(program, first.name, dim)
             if scatter is not None:
                 order = Atoms(program).order(first, scatter.axis)
-                split = {s.dim for s in program.stages if s.kind == "scatter"}
-                done = {r.dim for r in found if first.name in r.tensors}
-                whole = [d for d in order.dims if d in split - done]
+                scattered = {d for d in order.dims if _scatter(program, first.name, d)}
+                left = scattered - {r.dim for r in found if first.name in r.tensors}
+                whole = [
+                    d for d in order.dims if d in left or program.stored(first, d) != scatter.axis
+                ]
                 join = interleaving(order, program.mesh, dim, whole)
                 found.append(_reduce(program, combine, dim, scatter.axis, join, scatter.dtype))
             elif (first.name, dim) in program.replicated:
@@ -244,7 +283,8 @@ def _begin(plan: Plan) -> str | Refusal:
     )
     if not program.mask_axes:
         return "empty" if walks or partly else "only"
-    worst, alike = 0, True  # most blocks of a tile; whether a first tile is one block of all rows
+    # most blocks of a tile; whether a first tile is one block, of all cells of the results
+    worst, alike = 0, not _come_by(plan)
     for rows, cols, first in _tiles(plan):
         blocks = visible(plan.atoms.domain, program.kernel, rows, cols)
         worst = max(worst, len(blocks))
@@ -258,6 +298,16 @@ def _begin(plan: Plan) -> str | Refusal:
         return "first" if walks else "only"
     trims = moving == 1 and all(loop.home != "relayed" for loop in loops)
     return "only" if not walks and (program.mask == "full" or (trims and worst <= 1)) else "empty"
+
+
+def _come_by(plan: Plan) -> bool:
+    """Whether results that stay are of more than one tile: an output carries what is walked."""
+    return any(
+        tensor.carries(loop.axis)
+        for loop in plan.nest.loops
+        if loop.walks and not loop.outputs
+        for tensor in plan.program.outputs
+    )
 
 
 def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:

@@ -22,7 +22,7 @@ from mercurygen.lower.events import (
     Weigh,
 )
 from mercurygen.lower.plan import Loop, Reduce
-from mercurygen.lower.recorder import Limits, Tile, Tiles, Works, cuts_of
+from mercurygen.lower.recorder import Limits, NotARun, Tile, Tiles, Works, cuts_of
 from mercurygen.lower.sizes import ATEN, scratch_bytes, share_bytes, with_block
 from mercurygen.lower.visible import Block, visible
 from mercurygen.lower.walks import Owners, Walks
@@ -561,6 +561,12 @@ def _aligned(operands: tuple, limits: tuple) -> tuple[tuple, tuple[Cuts, ...]]:
                 common[axis] = tuple(a for a in held if a in set(atoms))
             else:
                 common[axis] = tuple(a for a in atoms if a in set(held))
+    held = {
+        axis: atoms for axes, region in operands for axis, atoms in zip(axes, region, strict=True)
+    }
+    for axis, atoms in common.items():
+        if not atoms and held.get(axis):
+            raise NotARun(axis)  # one is of other tiles than another
     cuts = tuple(
         cuts_of(axes, region, tuple(common[axis] for axis in axes)) for axes, region in operands
     )

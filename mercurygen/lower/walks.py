@@ -55,7 +55,8 @@ class Walks(Recorder):
             axis = self.program.stored(tensor, dim)
             if axis is not None and dim not in whole:
                 split.setdefault(axis, []).append(dim)
-        region = self.atoms.region(tensor, {**reader, **self.owner, **owner}, split)
+        outer = {dim: i for dim, i in self.owner.items() if self.program.walks(tensor, dim)}
+        region = self.atoms.region(tensor, {**reader, **outer, **owner}, split)
         region = self.of_part(tensor, region)
         for index, stage in enumerate(loop.stages[:depth]):
             if isinstance(stage, Walk) and stage.direct and owner[stage.dim] != reader[stage.dim]:
@@ -116,12 +117,15 @@ class Walks(Recorder):
             return self.nested(loop, tiles)
         walk, gathers = levels[0]
         depth = len(loop.leading)
-        return self.gathered(loop, depth + 1, self.ring(loop, depth, tiles, None, {}), gathers)
+        ring = self.ring(loop, depth, tiles, None, {})
+        return self.gathered(loop, depth + 1, ring, gathers, {})
 
-    def gathered(self, loop: Loop, depth: int, walk: Coming, gathers: tuple[Gather, ...]) -> Coming:
+    def gathered(
+        self, loop: Loop, depth: int, walk: Coming, gathers: tuple[Gather, ...], outer: Owners
+    ) -> Coming:
         """A walk with every tile gathered over some dimensions."""
         for index, stage in enumerate(gathers):
-            walk = self.gather_ahead(loop, depth + index, walk, stage)
+            walk = self.gather_ahead(loop, depth + index, walk, stage, outer)
         return walk
 
     def nested(self, loop: Loop, tiles: Tiles) -> Coming:
@@ -148,7 +152,7 @@ class Walks(Recorder):
         gathers = walk_levels(loop.walking)[index][1]
         ring = self.ring(loop, depth, tiles, spares[index], owner)
         deeper = depth + 1 + len(gathers)
-        for part, tile in self.gathered(loop, depth + 1, ring, gathers):
+        for part, tile in self.gathered(loop, depth + 1, ring, gathers, owner):
             held[index] = tile
             if index + 1 == len(spares):
                 yield {**owner, **part}, tile
@@ -368,17 +372,21 @@ class Walks(Recorder):
         works = self.start_gather(loop, tiles, parts, stage)
         return self.finish_gather(loop, depth, tiles, parts, works, stage)
 
-    def gather_ahead(self, loop: Loop, depth: int, walk: Coming, stage: Gather) -> Coming:
+    def gather_ahead(
+        self, loop: Loop, depth: int, walk: Coming, stage: Gather, outer: Owners
+    ) -> Coming:
         """Gather every tile of a walk; the next one's gather runs while one is used."""
         owner, tiles = next(walk)
         parts = self.parts(tiles, stage)
         works = self.start_gather(loop, tiles, parts, stage)
-        gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, owner)
+        whose = {**outer, **owner}
+        gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, whose)
         for following, tiles in walk:  # noqa: B020 - as in the module: the name is bound anew
             works = self.start_gather(loop, tiles, parts, stage)
             yield owner, gathered
             owner = following
-            gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, owner)
+            whose = {**outer, **owner}
+            gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, whose)
         yield owner, gathered
 
     def parts(self, tiles: Tiles, stage: Gather) -> Tiles:

@@ -14,7 +14,9 @@ from mercurygen.ir.names import REPLICATED
 from mercurygen.ir.problem import divisors, nearest_multiples
 from mercurygen.ir.program import Axis, BorderStep, Program, Tensor
 from mercurygen.schedule.directives import Reshard
-from mercurygen.schedule.stories import Fault, fault_of_stories
+from mercurygen.schedule.fault import Fault
+from mercurygen.schedule.rules.tile import MOST_PARTS
+from mercurygen.schedule.stories import fault_of_stories
 
 SETTLED = tuple[Program, None] | tuple[None, Fault]
 OWN_BODY = "body"  # the kernel that is the operator's own lines
@@ -24,7 +26,7 @@ ATEN_OPERATORS = ("attention",)
 def complete(program: Program) -> SETTLED:
     """The program with its order and border settled, or why it is not legal."""
     program = _with_default_pins(program)
-    fault = fault_of_stories(program)
+    fault = _fault_of_derived(program) or fault_of_stories(program)
     if fault:
         return None, fault
     split = sequence_dims(program)
@@ -68,6 +70,22 @@ def _with_derived_pins(program: Program) -> Program:
         return replace(tensor, pin=pin)
 
     return replace(program, tensors=tuple(map(pinned, program.tensors)))
+
+
+def _fault_of_derived(program: Program) -> Fault | None:
+    """A derived tensor is made where all that it is made of lies alike, in whole rows of it."""
+    for tensor in program.derived:
+        for name in tensor.reads:
+            pin = program.tensor(name).pin
+            if pin != tensor.pin:
+                explain = (
+                    f"{tensor.name} is made of {', '.join(tensor.reads)} where their rows lie, but "
+                    f"{name} is pinned otherwise",
+                    f"pin {', '.join(tensor.reads)} alike, along axes that {tensor.name} carries",
+                )
+                refusal = Refusal("derived-pins", lambda e=explain: e)
+                return Fault(refusal, ("pin", name), ("pin", tensor.reads[0]))
+    return None
 
 
 def sequence_dims(program: Program) -> tuple[str, ...]:
@@ -132,20 +150,20 @@ def _fault_of_tiles(program: Program) -> Fault | None:
             size % parts[axis] for axis, size in zip(loop.axes, seen, strict=True)
         ):
             name = "_".join(loop.axes)
-            legal = divisors(prod(seen))
+            legal = ", ".join(str(parts) for parts in _equal_parts(seen) if parts > 1) or "none"
             return Fault(
                 Refusal(
                     "tile-parts",
                     lambda name=name, loop=loop, legal=legal, seen=seen: (
                         f"{name} has {prod(seen)} on a rank, which is not {loop.parts} equal parts",
-                        f"legal numbers of parts: {legal}" if legal != "1" else "leave it out",
+                        f"legal numbers of parts: {legal}",
                     ),
                 ),
                 ("tile", name),
                 ("parallelize", *loop.axes),
             )
         for axis in loop.axes:
-            fault = _fault_of_sequence_tile(program, axis)
+            fault = _fault_of_sequence_tile(program, axis) or _fault_of_pinned_tile(program, axis)
             if fault:
                 return fault
     for axis in program.axes:
@@ -165,6 +183,15 @@ def _fault_of_tiles(program: Program) -> Fault | None:
                 ("parallelize", axis.name),
             )
     return None
+
+
+def _equal_parts(seen: list[int]) -> list[int]:
+    """In how many equal parts joined axes fall: of the first, or of all of it and of the rest."""
+    first, *rest = seen
+    found = [n for n in range(1, min(first, MOST_PARTS) + 1) if first % n == 0]
+    if rest and first <= MOST_PARTS:
+        found += [first * n for n in _equal_parts(rest) if 1 < n <= MOST_PARTS // first]
+    return found
 
 
 def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
@@ -198,6 +225,35 @@ def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
             f"tile another axis: {', '.join(others)}",
         )
         return Fault(Refusal("tile-of-moved", lambda: explain), ("tile", axis), rival)
+    return None
+
+
+def _fault_of_pinned_tile(program: Program, axis: str) -> Fault | None:
+    """A tiled axis that the caller holds split, and the nest does not: its parts lie elsewhere.
+
+    Or one that is dealt, or joined, in more than one reshard: its parts are no runs between them.
+    """
+    border = needed_border(program)
+    for tensor in (*program.read, *program.outputs):
+        steps = [step for step in border if step.tensor == tensor.name]
+        moved = [step for step in steps if axis in (step.source, step.target)]
+        if len(moved) > 1 or (moved and tensor.role == "output" and moved[0] != steps[-1]):
+            explain = (
+                f"{axis} cannot be tiled: {tensor.name} is resharded by it in {len(steps)} steps, "
+                "which move it whole",
+                f"tile another axis, or split {axis} over the outermost dimension only",
+            )
+            rival = ("parallelize", axis, *(step.dim for step in moved))
+            return Fault(Refusal("tile-of-moved", lambda e=explain: e), ("tile", axis), rival)
+        for dim in program.mesh.names:
+            if program.pinned(tensor, dim) == axis != program.stored(tensor, dim):
+                explain = (
+                    f"{axis} cannot be tiled: the caller holds {tensor.name} in slices of it over "
+                    f"{dim}, which the schedule joins",
+                    f"tile another axis, or `parallelize {axis} over {dim}`",
+                )
+                places = (("tile", axis), ("pin", tensor.name, dim))
+                return Fault(Refusal("tile-of-moved", lambda e=explain: e), *places)
     return None
 
 

@@ -7,24 +7,7 @@ from collections.abc import Iterator
 from mercurygen.errors import Refusal
 from mercurygen.ir.problem import nearest_multiples
 from mercurygen.ir.program import Program, Stage, Tensor, TileLoop
-
-Place = tuple[str, ...]  # a directive's word, then what its line names: by these a line is found
-
-
-class Fault:
-    """A refusal, and by which words to find its line, and the line that it conflicts with.
-
-    Attributes:
-        refusal: what is wrong.
-        place: the line that it is about; empty: none, as of the mesh.
-        rival: the line that conflicts with it.
-        instead: the line that it is about if there is none at `place`.
-    """
-
-    def __init__(
-        self, refusal: Refusal, place: Place = (), rival: Place = (), instead: Place = ()
-    ) -> None:
-        self.refusal, self.place, self.rival, self.instead = refusal, place, rival, instead
+from mercurygen.schedule.fault import Fault
 
 
 def fault_of_stories(program: Program) -> Fault | None:
@@ -293,6 +276,7 @@ def _outputs(program: Program) -> Iterator[Fault]:
                     "leave the option out, or `shard` the results",
                 )
                 yield _pair(Refusal("options-clash", lambda e=explain: e), stage, with_it)
+            yield from _trimmed_home(program, with_it, walks)
         if all(s.dim != stage.dim for s in walks):
             for other in (s for s in walks if s.axis == stage.axis):
                 explain = (
@@ -315,6 +299,18 @@ def _outputs(program: Program) -> Iterator[Fault]:
                 yield _pair(Refusal("shifts-disagree", lambda e=explain: e), stage, other)
 
 
+def _trimmed_home(program: Program, walk: Stage, walks: list[Stage]) -> Iterator[Fault]:
+    """Results that follow a trimmed walk, with another walk around it or inside."""
+    other = next((s for s in walks if s.dim != walk.dim), None)
+    if "direct" in walk.options and program.mask != "full" and other is not None:
+        explain = (
+            f"the shift of {', '.join(walk.tensors)} along {walk.dim} is `direct` and brings a "
+            f"rank only what it reads: results cannot follow it beside a shift along {other.dim}",
+            f"leave `direct` out along {walk.dim}",
+        )
+        yield _pair(Refusal("home-of-trimmed", lambda: explain), walk, other)
+
+
 # --- tile loops -----------------------------------------------------------------------------------
 
 
@@ -326,6 +322,7 @@ def _loops(program: Program) -> Iterator[Fault]:
         for axis in loop.axes:
             yield from _tiled_stages(program, axis, loop)
             carried = [t.name for t in program.outputs if t.carries(axis)]
+            yield from _partly_complete(program, axis, carried, name)
             if carried and inner:
                 outer, outer_name = inner[-1]
                 explain = (
@@ -341,6 +338,18 @@ def _loops(program: Program) -> Iterator[Fault]:
                 )
         held = (axis for axis in loop.axes if not all(t.carries(axis) for t in program.outputs))
         inner += [(axis, name) for axis in held]
+
+
+def _partly_complete(program: Program, axis: str, carried: list[str], name: str) -> Iterator[Fault]:
+    """An axis of some outputs only: these are complete after each part, the others at the end."""
+    others = [t.name for t in program.outputs if t.name not in carried]
+    if carried and others:
+        explain = (
+            f"{axis} cannot be tiled: {', '.join(carried)} would be complete after each part of "
+            f"it, but {', '.join(others)} only after the last",
+            "tile an axis that all outputs carry, or none of them",
+        )
+        yield Fault(Refusal("tile-of-some", lambda: explain), ("tile", name))
 
 
 def _tiled_stages(program: Program, axis: str, loop: TileLoop) -> Iterator[Fault]:
