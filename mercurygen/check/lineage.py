@@ -155,9 +155,9 @@ class Lineage:
                 self.fits(event.source)
             here[event.target] = None
             return
-        self.sent[op] = tuple(here[message.buffer] for message in event.sends)
         for message in event.sends:
             self.fits(message.buffer, message.nbytes)
+        self.sent[op] = tuple(here[message.buffer] for message in event.sends)
         for message in event.recvs:
             here[message.buffer] = None
 

@@ -100,19 +100,39 @@ def _loops(program: Program) -> tuple[Loop, ...]:
         if partner is not None:
             gone.add(partner)
             skewed = (program.stages[partner].tensors, program.stages[partner].axis)
-        open_ = loops and loops[-1].tensors == stage.tensors and not loops[-1].outputs
-        if open_ and not skewed and not loops[-1].partner:
-            last = loops.pop()
+        at = _open(loops, stage)
+        if at is not None and not skewed:
+            last = loops.pop(at)
             merged = replace(last, stages=(*last.stages, piece))
         else:
+            at = len(loops)
             merged = Loop(stage.tensors, stage.axis, (piece,), partner=skewed)
         if outputs and stage.kind == "walk":
             home = "direct" if "direct" in outputs[0].options else "relayed"
             tensors = tuple(name for each in outputs for name in each.tensors)
             ordered = tuple(t.name for t in program.outputs if t.name in tensors)
             merged = replace(merged, outputs=ordered, home=home)
-        loops.append(merged)
-    return tuple(sorted(_fused(loops), key=lambda loop: bool(loop.walks)))  # stable
+        loops.insert(at, merged)
+    first = {name: place for place, name in enumerate(names)}
+
+    def place(loop: Loop) -> int:
+        return len(names) if loop.walks else first[loop.tensors[0]]
+
+    return tuple(sorted(_fused(loops), key=place))  # stable
+
+
+def _open(loops: list[Loop], stage: Stage) -> int | None:
+    """The loop that one more stage of the same tensors goes on with.
+
+    Gathers outside of the tensors' own walks are done once: another's walk parts the two.
+    """
+    for at in reversed(range(len(loops))):
+        loop = loops[at]
+        if loop.tensors == stage.tensors and not loop.outputs and not loop.partner:
+            others = loops if not loop.walks else loops[at + 1 :]
+            apart = stage.kind == "walk" and any(each.walks for each in others)
+            return None if apart else at
+    return None
 
 
 def _fused(loops: list[Loop]) -> list[Loop]:
@@ -200,11 +220,11 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
         for combine in program.combines:
             first = program.tensor(combine.outputs[0])
             scatter = _scatter(program, first.name, dim)
+            held = {d for d in program.mesh.names if scatter and _local(program, scatter, d)}
             if scatter is not None:
                 order = Atoms(program).order(first, scatter.axis)
-                split = {s.dim for s in program.stages if s.kind == "scatter"}
                 done = {r.dim for r in found if first.name in r.tensors}
-                whole = [d for d in order.dims if d in split - done]
+                whole = [d for d in order.dims if d not in done | held]
                 join = interleaving(order, program.mesh, dim, whole)
                 found.append(_reduce(program, combine, dim, scatter.axis, join, scatter.dtype))
             elif (first.name, dim) in program.replicated:
@@ -212,6 +232,11 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
                 dtype = lower_to.get((first.name, dim))
                 found.append(_reduce(program, combine, dim, None, None, dtype))
     return tuple(found)
+
+
+def _local(program: Program, scatter: Stage, dim: str) -> bool:
+    """Whether every rank along a dimension works out its own part of what is scattered."""
+    return program.parallel_axis(dim) == scatter.axis
 
 
 def _scatter(program: Program, name: str, dim: str) -> Stage | None:
@@ -241,10 +266,13 @@ def _begin(plan: Plan) -> str | Refusal:
     )
     if not program.mask_axes:
         return "empty" if walks or partly else "only"
+    trimmed = _trimmed_beside(loops)
     worst, alike = 0, True  # most blocks of a tile; whether a first tile is one block of all rows
     for rows, cols, first in _tiles(plan):
         blocks = visible(plan.atoms.domain, program.kernel, rows, cols)
         worst = max(worst, len(blocks))
+        if not blocks and trimmed:
+            return _skipped(trimmed)
         if first and not (len(blocks) == 1 and _covers(program, blocks[0], rows, cols)):
             alike = False
     if worst > MOST_BLOCKS:
@@ -255,6 +283,28 @@ def _begin(plan: Plan) -> str | Refusal:
         return "first" if walks else "only"
     trims = moving == 1 and all(loop.home != "relayed" for loop in loops)
     return "only" if not walks and (program.mask == "full" or (trims and worst <= 1)) else "empty"
+
+
+def _trimmed_beside(loops: tuple[Loop, ...]) -> tuple[str, str] | None:
+    """A dimension of a direct walk, and one of a walk of another loop, inside or outside."""
+    for i, loop in enumerate(loops):
+        direct = next((walk.dim for walk in loop.walks if walk.direct), None)
+        for j, other in enumerate(loops):
+            if direct and i != j and other.walks:
+                return direct, other.walks[0].dim
+    return None
+
+
+def _skipped(dims: tuple[str, str]) -> Refusal:
+    direct, other = dims
+    return Refusal(
+        "direct-skips-tiles",
+        lambda: (
+            f"of some tiles that come along {direct} directly a rank reads nothing: it would skip "
+            f"a walk along {other} that others take part in",
+            f"leave `direct` out, gather over {other}, or use `order S: zigzag`",
+        ),
+    )
 
 
 def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:

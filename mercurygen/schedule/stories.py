@@ -40,7 +40,7 @@ def fault_of_stories(program: Program) -> Fault | None:
     return next(
         (
             fault
-            for check in (_walks, _skewed, _outputs, _loops, _unread)
+            for check in (_walks, _skewed, _outputs, _scattered, _loops, _unread)
             for fault in check(program)
         ),
         None,
@@ -194,11 +194,11 @@ def _interleaved(program: Program) -> Iterator[Fault]:
     """A tensor's stages with another's walk between them; a gather inside a trimmed walk."""
     outputs = {t.name for t in program.outputs}
     stages = [s for s in program.stages if s.tensors[0] not in outputs]
-    seen: list[tuple[str, ...]] = []
     for index, stage in enumerate(stages):
         walks = [s for s in stages[:index] if s.kind == "walk"]
         mine = [s for s in stages[:index] if s.tensors == stage.tensors]
-        if mine and walks and walks[-1].tensors != stage.tensors and walks[-1].dim != stage.dim:
+        after = any(s.kind == "walk" for s in mine) and walks[-1].tensors != stage.tensors
+        if after and walks[-1].dim != stage.dim:
             explain = (
                 f"{', '.join(stage.tensors)} go on along {stage.dim} inside the walk of "
                 f"{', '.join(walks[-1].tensors)}",
@@ -213,7 +213,6 @@ def _interleaved(program: Program) -> Iterator[Fault]:
                 "gather first, or walk without `direct`",
             )
             yield _pair(Refusal("gather-of-trimmed", lambda e=explain: e), stage, trimmed[-1])
-        seen.append(stage.tensors)
 
 
 def _skewed(program: Program) -> Iterator[Fault]:
@@ -282,7 +281,35 @@ def _outputs(program: Program) -> Iterator[Fault]:
                     "use one axis and the same options",
                 )
                 yield _pair(Refusal("shifts-disagree", lambda e=explain: e), stage, other)
+        yield from _alone(program, stage)
         yield from _home_of_all(program, stage)
+
+
+def _alone(program: Program, stage: Stage) -> Iterator[Fault]:
+    """Rows of a mask go home with the tile that they are of: the mask leaves others of others."""
+    if stage.axis not in program.mask_axes:
+        return
+    if not any(walk.dim == stage.dim for walk in _input_walks(program)):
+        explain = (
+            f"{', '.join(stage.tensors)} go home along {stage.dim}, but nothing comes by there",
+            f"shift what carries {stage.axis} along {stage.dim} too, or write `shard`",
+        )
+        word, place = _word(stage), stage.dim
+        yield Fault(Refusal("home-alone", lambda: explain), word, place)
+
+
+def _scattered(program: Program) -> Iterator[Fault]:
+    """Results of tiles that come by are of one tile: they go home, or stay, but do not scatter."""
+    for stage in program.stages:
+        if stage.kind != "scatter":
+            continue
+        for walk in (w for w in _input_walks(program) if w.axis == stage.axis):
+            explain = (
+                f"{', '.join(stage.tensors)} are scattered by {stage.axis} over {stage.dim}, but "
+                f"{', '.join(walk.tensors)} come by by {walk.axis} along {walk.dim}",
+                f"`shift` both along {walk.axis}, or `shard` both",
+            )
+            yield _pair(Refusal("scatter-of-walked", lambda e=explain: e), stage, walk)
 
 
 def _home_of_all(program: Program, stage: Stage) -> Iterator[Fault]:
