@@ -138,6 +138,8 @@ def _fault_of_tiles(program: Program) -> Fault | None:
             )
         for axis in loop.axes:
             fault = _fault_of_sequence_tile(program, axis)
+            if fault is None and parts[axis] > 1:
+                fault = _fault_of_dealt_tile(program, axis)
             if fault:
                 return fault
     for axis in program.axes:
@@ -180,6 +182,22 @@ def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
             "tile another axis",
         )
         return Fault(Refusal("tile-of-moved", lambda: explain), "tile", axis)
+    return None
+
+
+def _fault_of_dealt_tile(program: Program, axis: str) -> Fault | None:
+    """A part that one reshard deals is no run of what a second one, of the same tensor, sends."""
+    steps: dict[str, list[BorderStep]] = {}
+    for step in needed_border(program):
+        steps.setdefault(step.tensor, []).append(step)
+    for name, each in steps.items():
+        if len(each) > 1 and any(axis in (step.source, step.target) for step in each):
+            explain = (
+                f"{name} is resharded along {each[0].dim} and {each[1].dim}, and {axis} dealt "
+                "there: its parts would be no runs",
+                f"do not tile {axis}, or split it over one dimension",
+            )
+            return Fault(Refusal("tile-of-resharded", lambda e=explain: e), "tile", axis)
     return None
 
 
