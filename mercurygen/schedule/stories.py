@@ -197,7 +197,8 @@ def _interleaved(program: Program) -> Iterator[Fault]:
     for index, stage in enumerate(stages):
         walks = [s for s in stages[:index] if s.kind == "walk"]
         mine = [s for s in stages[:index] if s.tensors == stage.tensors]
-        if mine and walks and walks[-1].tensors != stage.tensors and walks[-1].dim != stage.dim:
+        after = any(s.kind == "walk" for s in mine) and walks[-1].tensors != stage.tensors
+        if after and walks[-1].dim != stage.dim:
             explain = (
                 f"{', '.join(stage.tensors)} go on along {stage.dim} inside the walk of "
                 f"{', '.join(walks[-1].tensors)}",
