@@ -139,20 +139,40 @@ def _loops(program: Program) -> tuple[Loop, ...]:
         if partner is not None:
             gone.add(partner)
             skewed = (program.stages[partner].tensors, program.stages[partner].axis)
-        open_ = loops and loops[-1].tensors == stage.tensors
-        open_ = open_ and (stage.kind == "gather" or not loops[-1].outputs)
-        if open_ and not skewed and not loops[-1].partner:
-            last = loops.pop()
+        at = _open(loops, stage)
+        if at is not None and not skewed:
+            last = loops.pop(at)
             merged = replace(last, stages=(*last.stages, piece))
         else:
+            at = len(loops)
             merged = Loop(stage.tensors, stage.axis, (piece,), partner=skewed)
         if outputs and stage.kind == "walk":
             home = "direct" if "direct" in outputs[0].options else "relayed"
             tensors = tuple(name for each in outputs for name in each.tensors)
             ordered = tuple(t.name for t in program.outputs if t.name in tensors)
             merged = replace(merged, outputs=ordered, home=home)
-        loops.append(merged)
-    return tuple(sorted(_fused(loops), key=lambda loop: bool(loop.walks)))  # stable
+        loops.insert(at, merged)
+    first = {name: place for place, name in enumerate(names)}
+
+    def place(loop: Loop) -> int:
+        return len(names) if loop.walks else first[loop.tensors[0]]
+
+    return tuple(sorted(_fused(loops), key=place))  # stable
+
+
+def _open(loops: list[Loop], stage: Stage) -> int | None:
+    """The loop that one more stage of the same tensors goes on with.
+
+    Gathers outside of the tensors' own walks are done once: another's walk parts the two.
+    """
+    for at in reversed(range(len(loops))):
+        loop = loops[at]
+        goes_on = stage.kind == "gather" or not loop.outputs
+        if loop.tensors == stage.tensors and goes_on and not loop.partner:
+            others = loops if not loop.walks else loops[at + 1 :]
+            apart = stage.kind == "walk" and any(each.walks for each in others)
+            return None if apart else at
+    return None
 
 
 def _fused(loops: list[Loop]) -> list[Loop]:
@@ -284,10 +304,13 @@ def _begin(plan: Plan) -> str | Refusal:
     if not program.mask_axes:
         return "empty" if walks or partly else "only"
     # most blocks of a tile; whether a first tile is one block, of all cells of the results
+    trimmed = _trimmed_beside(loops)
     worst, alike = 0, not _come_by(plan)
     for rows, cols, first in _tiles(plan):
         blocks = visible(plan.atoms.domain, program.kernel, rows, cols)
         worst = max(worst, len(blocks))
+        if not blocks and trimmed:
+            return _skipped(trimmed)
         if first and not (len(blocks) == 1 and _covers(program, blocks[0], rows, cols)):
             alike = False
     if worst > MOST_BLOCKS:
@@ -307,6 +330,28 @@ def _come_by(plan: Plan) -> bool:
         for loop in plan.nest.loops
         if loop.walks and not loop.outputs
         for tensor in plan.program.outputs
+    )
+
+
+def _trimmed_beside(loops: tuple[Loop, ...]) -> tuple[str, str] | None:
+    """A dimension of a direct walk, and one of a walk of another loop, inside or outside."""
+    for i, loop in enumerate(loops):
+        direct = next((walk.dim for walk in loop.walks if walk.direct), None)
+        for j, other in enumerate(loops):
+            if direct and i != j and other.walks:
+                return direct, other.walks[0].dim
+    return None
+
+
+def _skipped(dims: tuple[str, str]) -> Refusal:
+    direct, other = dims
+    return Refusal(
+        "direct-skips-tiles",
+        lambda: (
+            f"of some tiles that come along {direct} directly a rank reads nothing: it would skip "
+            f"a walk along {other} that others take part in",
+            f"leave `direct` out, gather over {other}, or use `order S: zigzag`",
+        ),
     )
 
 

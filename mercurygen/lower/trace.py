@@ -289,4 +289,10 @@ class _Player(Border):
                 continue
             flight: Flight = what
             self.wait(flight.works)
-            self.joined_into(flight.received, flight.step, whole[name])
+            step, tensor = flight.step, flight.received.tensor
+            axis = step.gathered if isinstance(step, Swap) else step.axis
+            if part.get(axis, (0, 1)) != (0, 1):
+                self.joined_into(flight.received, step, whole[name])
+            else:  # the reshard deals another axis than the loops
+                region = self.of_part(tensor, self.path(tensor, self.steps_of(tensor))[-1])
+                self.put(self.joined(flight.received, step, region), whole[name])

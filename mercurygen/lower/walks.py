@@ -12,7 +12,7 @@ from itertools import product
 from mercurygen.ir.atoms import Region
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Unpack
-from mercurygen.lower.plan import Gather, Loop, Plan, Walk, walk_levels
+from mercurygen.lower.plan import Gather, Loop, Plan, Stages, Walk, walk_levels
 from mercurygen.lower.recorder import Limits, Recorder, Tiles, Works
 
 Owners = dict[str, int]
@@ -48,26 +48,34 @@ class Walks(Recorder):
             depth: stages that the tile has been through.
             reader: coordinate of the rank.
         """
-        stages = [*self.before(loop, tensor), *loop.stages[:depth]]
-        whole = {stage.dim for stage in stages if isinstance(stage, Gather)}
+        stages, first = self.brought(loop, tensor)
+        done = stages[: first + depth]
+        whole = {s.dim for s in done if isinstance(s, Gather)}
         split: dict[str, list[str]] = {}
         for dim in self.mesh.names:
             axis = self.program.stored(tensor, dim)
             if axis is not None and dim not in whole:
                 split.setdefault(axis, []).append(dim)
-        outer = {dim: i for dim, i in self.owner.items() if self.program.walks(tensor, dim)}
-        region = self.atoms.region(tensor, {**reader, **outer, **owner}, split)
-        region = self.of_part(tensor, region)
-        for index, stage in enumerate(loop.stages[:depth]):
-            if isinstance(stage, Walk) and stage.direct and owner[stage.dim] != reader[stage.dim]:
-                inner = [s.dim for s in loop.stages[index + 1 :] if isinstance(s, Walk)]
+        walked = {s.dim for s in done if isinstance(s, Walk)}  # elsewhere it is the rank's own
+        outer = {dim: i for dim, i in self.owner.items() if dim in walked}
+        place = {**reader, **outer, **owner}
+        region = self.of_part(tensor, self.atoms.region(tensor, place, split))
+        for index, stage in enumerate(done):
+            if isinstance(stage, Walk) and stage.direct and place[stage.dim] != reader[stage.dim]:
+                inner = [s.dim for s in stages[index + 1 :] if isinstance(s, Walk)]
                 region = self.read_of(loop.axis, tensor, region, reader, inner)
         return region
 
-    def before(self, loop: Loop, tensor: Tensor) -> tuple[Gather | Walk, ...]:
-        """The stages of a tensor in the loops around one."""
-        outer = self.plan.nest.loops[: self.plan.nest.loops.index(loop)]
-        return tuple(s for each in outer if tensor.name in each.tensors for s in each.stages)
+    def brought(self, loop: Loop, tensor: Tensor) -> tuple[Stages, int]:
+        """All stages of a tensor, outermost first, and where those of a loop begin."""
+        stages: Stages = ()
+        first = 0
+        for each in self.plan.nest.loops:
+            if each is loop:
+                first = len(stages)
+            if each is loop or tensor.name in each.tensors:
+                stages = (*stages, *each.stages)
+        return stages, first
 
     def of_part(self, tensor: Tensor, region: Region) -> Region:
         """The part of the tile loops that is going on, of a region that ranks work on."""

@@ -192,7 +192,8 @@ def _interleaved(program: Program) -> Iterator[Fault]:
     for index, stage in enumerate(stages):
         walks = [s for s in stages[:index] if s.kind == "walk"]
         mine = [s for s in stages[:index] if s.tensors == stage.tensors]
-        if mine and walks and walks[-1].tensors != stage.tensors and walks[-1].dim != stage.dim:
+        after = any(s.kind == "walk" for s in mine) and walks[-1].tensors != stage.tensors
+        if after and walks[-1].dim != stage.dim:
             explain = (
                 f"the lines of {', '.join(stage.tensors)} are apart: the shift of "
                 f"{', '.join(walks[-1].tensors)} along {walks[-1].dim} stands between them",
