@@ -549,7 +549,9 @@ def _aligned(operands: tuple, limits: tuple) -> tuple[tuple, tuple[Cuts, ...]]:
                 common[axis] = tuple(a for a in held if a in set(atoms))
             else:
                 common[axis] = tuple(a for a in atoms if a in set(held))
-    held = {axis: atoms for axes, region in operands for axis, atoms in zip(axes, region, strict=True)}
+    held = {
+        axis: atoms for axes, region in operands for axis, atoms in zip(axes, region, strict=True)
+    }
     for axis, atoms in common.items():
         if not atoms and held.get(axis):
             raise NotARun(axis)  # one is of other tiles than another
