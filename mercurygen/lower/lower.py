@@ -348,8 +348,8 @@ def _skipped(dims: tuple[str, str]) -> Refusal:
     return Refusal(
         "direct-skips-tiles",
         lambda: (
-            f"of some tiles that come along {direct} directly a rank reads nothing: it would skip "
-            f"a walk along {other} that others take part in",
+            f"the shift along {direct} is `direct`, and of some tiles a rank reads nothing: it "
+            f"would skip the shift along {other}, which the other ranks wait for",
             f"leave `direct` out, gather over {other}, or use `order S: zigzag`",
         ),
     )
