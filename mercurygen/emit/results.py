@@ -79,8 +79,8 @@ def not_emitted(plan: Plan) -> str | None:
             return "partial results of rings inside rings"
         if not loop.tensors and not _cut_evenly(plan, loop):
             return "results that go home from tokens in this order"
-    if plan.program.operator != "attention":
-        return "partial results"
+    if plan.nest.begin == "first" and plan.program.mask != "full":
+        return "partial results that begin with a block that the mask cuts"
     return None
 
 
@@ -341,6 +341,8 @@ def _body(names: Names, index: int) -> list[str]:
     level = names.levels[index]
     if names.raw and not names.causal:
         return ["    return _block_forward(q, k, v, scale, causal=False)"]
+    if names.plan.nest.begin == "first":
+        return _first(names, index)
     rows, cols = (names.chunks(axis) for axis in names.program.mask_axes)
     block = "_block_forward(q[:, rows], {k}[:, cols], {v}[:, cols], scale, causal)"
     if names.trimmed:
@@ -370,6 +372,21 @@ def _body(names: Names, index: int) -> list[str]:
         *lines,
         f"{pad}for rows, cols, causal in _visible(mine, {cols}, size):",
         f"{pad}    _merge(out[:, rows], lse[:, :, rows], *{block.format(k=k, v=v)})",
+        "    return out, lse",
+    ]
+
+
+def _first(names: Names, index: int) -> list[str]:
+    """The body on tiles of which the first is one block: the others are merged into its result."""
+    tile = "_, (keys, values)" if with_owner(names.plan) else "keys, values"
+    block = "_block_forward(q, keys, values, scale, causal=False)"
+    return [
+        f"    tiles = {_walk(names, index)}",
+        f"    {tile} = next(tiles)  # our own",
+        f"    out, lse = {block}",
+        "    out = out.to(lse.dtype)",
+        f"    for {tile} in tiles:",
+        f"        _merge(out, lse, *{block})",
         "    return out, lse",
     ]
 
