@@ -212,6 +212,10 @@ def _sections(plan: Plan) -> list[str]:
 
 
 def _nest_heading(plan: Plan) -> str:
+    if results.partial(plan):
+        whole = " and ".join(results.group_dims(plan))
+        whole = whole if len(whole) < 30 else "tiles"
+        return f"{whole}: {results.heading(plan)}"
     dims = plan.program.mesh.in_order(stage.dim for stage in plan.nest.stages)
     whole, mesh = " and ".join(dims), plan.program.mesh
     whole = whole if len(whole) < 45 else "tiles"

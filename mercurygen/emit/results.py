@@ -178,6 +178,20 @@ class Names:
         return f"def {name}(q: Tensor, k: Tensor, v: Tensor{more}, scale: float) -> {result}:"
 
 
+def heading(plan: Plan) -> str:
+    """What moves, in a few words."""
+    words = []
+    for loop in plan.nest.loops:
+        names = " and ".join(loop.tensors)
+        if loop.tensors:
+            how = "come by" if len(loop.tensors) > 1 else "comes by"
+            words.append(f"{names} {how}" if loop.walks else f"{names} gathered")
+        if loop.outputs:
+            words.append("results go home")
+    words += ["results are merged"] * bool(plan.nest.reduces)
+    return ", ".join(dict.fromkeys(words))
+
+
 def group_dims(plan: Plan) -> list[str]:
     """Dimensions whose communicator `_attend` is given."""
     names = Names(plan)
@@ -233,8 +247,14 @@ def _function(names: Names, index: int) -> str:
         lines.append(f"    {target} = {gathered}")
     if level.last:
         return "\n".join([*lines, *_body(names, index)])
-    lines += _home(names, index) if level.home else _ring(names, index)
-    return "\n".join([*lines, "    return out.to(q.dtype), lse" if whole else "    return out, lse"])
+    if not level.home:
+        end = ["    return out.to(q.dtype), lse" if whole else "    return out, lse"]
+        return "\n".join([*lines, *_ring(names, index), *end])
+    shares, home = _home(names, index)
+    if not whole:
+        return "\n".join([*lines, shares, f"    return {home}"])
+    end = [f"    out, lse = {home}", "    return out.to(q.dtype), lse"]
+    return "\n".join([*lines, shares, *end])
 
 
 def _doc(names: Names, index: int, whole: bool) -> list[str]:
@@ -244,7 +264,7 @@ def _doc(names: Names, index: int, whole: bool) -> list[str]:
         return [SHAPES]
     if not level.last:
         dim = level.loop.walks[-1].dim
-        return [f'    """Out and lse of our queries over the keys that are here, all along {dim}."""']
+        return [f'    """Out and lse of our queries over the keys that all ranks along {dim} have here."""']
     if names.trimmed:
         return [
             '    """Out and lse of the rows of q that see some of the keys: [] if there are none."""'
@@ -302,8 +322,8 @@ def _walk(names: Names, index: int) -> str:
     return call
 
 
-def _home(names: Names, index: int) -> list[str]:
-    """A loop whose results go to the owners of its tiles."""
+def _home(names: Names, index: int) -> tuple[str, str]:
+    """A loop whose results go to the owners of its tiles: a line, and what it comes to."""
     loop, plan = names.levels[index].loop, names.plan
     dim = loop.walks[-1].dim
     owner, tile = names.letters[dim], "(queries,)" if loop.tensors else "queries"
@@ -311,10 +331,8 @@ def _home(names: Names, index: int) -> list[str]:
     share = f"({owner}, {inner})" if loop.home == "direct" else inner
     target = f"{owner}, {tile}" if with_owner(plan) else tile
     way = "_to_owners" if loop.home == "direct" else "_carry"
-    return [
-        f"    shares = ({share} for {target} in {_walk(names, index)})",
-        f"    out, lse = {way}(shares, {variable(dim)})",
-    ]
+    line = f"    shares = ({share} for {target} in {_walk(names, index)})"
+    return line, f"{way}(shares, {variable(dim)})"
 
 
 def with_owner(plan: Plan) -> bool:
@@ -347,8 +365,8 @@ def _body(names: Names, index: int) -> list[str]:
     block = "_block_forward(q[:, rows], {k}[:, cols], {v}[:, cols], scale, causal)"
     if names.trimmed:
         return [
-            f"    rows_of, cols_of = {rows}, {cols}",
-            "    blocks = _visible(rows_of, cols_of, q.shape[1] // len(rows_of))  # one at most",
+            f"    theirs, mine = {rows}, {cols}",
+            "    blocks = _visible(theirs, mine, q.shape[1] // len(theirs))  # one at most",
             f"    return [x for rows, cols, causal in blocks for x in {block.format(k='k', v='v')}]",
         ]
     lines = [
