@@ -106,9 +106,9 @@ def _not_emitted(plan: Plan) -> str | None:
     if nest.reduces or len(nest.loops) > 1 or any(loop.outputs for loop in nest.loops):
         return "partial results"
     for loop in nest.loops:
-        for walk in loop.walks:
-            if walk.direct or walk.reverse or walk.both or walk.ahead != 1:
-                return f"the option of the shift along {walk.dim}"
+        for each in loop.walks:
+            if each.direct or each.reverse or each.both or each.ahead != 1:
+                return f"the option of the shift along {each.dim}"
     border = (*plan.before, *plan.after)
     if not all(isinstance(step, Swap) for step in border):
         return "a reshard of what is replicated"

@@ -6,8 +6,8 @@ from itertools import product
 from typing import Literal
 
 from mercurygen.emit.border import outer_argument
-from mercurygen.emit.words import letters, variable
 from mercurygen.emit.loops import leading, levels, walking
+from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, visible
 

@@ -129,7 +129,9 @@ class Playback:
             case Wait(op):
                 return f"waits for transfer {op}"
             case Kernel(inputs, block=block):
-                return f"runs the kernel on {' and '.join(label[x.buffer] for x in inputs)}, {block}"
+                return (
+                    f"runs the kernel on {' and '.join(label[x.buffer] for x in inputs)}, {block}"
+                )
         return "is over"
 
     def same(self, what: str, plan: Any, text: Any) -> None:

@@ -102,7 +102,8 @@ def _loops(program: Program) -> tuple[Loop, ...]:
         if partner is not None:
             gone.add(partner)
             skewed = (program.stages[partner].tensors, program.stages[partner].axis)
-        open_ = loops and loops[-1].tensors == stage.tensors and not loops[-1].outputs
+        open_ = loops and loops[-1].tensors == stage.tensors
+        open_ = open_ and (stage.kind == "gather" or not loops[-1].outputs)
         if open_ and not skewed and not loops[-1].partner:
             last = loops.pop()
             merged = replace(last, stages=(*last.stages, piece))

@@ -109,7 +109,7 @@ class Loop:
     Attributes:
         tensors: that come by; none: only outputs move.
         axis: along which they are stored split.
-        stages: outermost first. Of a loop whose outputs move, the last is its only walk.
+        stages: outermost first. A loop whose outputs move has one walk.
         outputs: whose partial results for a tile go to its owner.
         home: how: they travel with the tiles, or go straight to the owner.
         partner: of a skewed loop, the tensors and the axis that come along `skew` in step.
