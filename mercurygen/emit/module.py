@@ -96,16 +96,16 @@ def refuse(plan: Plan) -> Refusal | None:
 
 def _not_emitted(plan: Plan) -> str | None:
     """What of a plan has no text yet."""
-    program, nest = plan.program, plan.nest
+    program, loops = plan.program, plan.nest.loops
     if program.operator != "attention":
         return f"operator {program.operator}"
-    if program.order.kind == "striped" and nest.loops:
-        return "a striped order where tiles come by"
+    if program.order.kind == "striped" and nest.mask_form(plan) == "chunks":
+        return "a causal mask on stripes of one token"
     if plan.tiles:
         return "a tile loop"
-    if nest.reduces or len(nest.loops) > 1 or any(loop.outputs for loop in nest.loops):
+    if plan.nest.reduces or len(loops) > 1 or any(loop.outputs for loop in loops):
         return "partial results"
-    for loop in nest.loops:
+    for loop in loops:
         for each in loop.walks:
             if each.direct or each.reverse or each.both or each.ahead != 1:
                 return f"the option of the shift along {each.dim}"
@@ -178,7 +178,7 @@ def _sections(plan: Plan) -> list[str]:
     multiple = entry.global_multiple(plan)
     if mesh.dims:
         values = {"world": mesh.size, "multiple": multiple, "causal": causal}
-        layout = render("layout", zigzag=order.halves == 2, **values)
+        layout = render("layout", order=order.kind, **values)
         sections.append(
             (
                 "layout: which tokens a rank owns",
