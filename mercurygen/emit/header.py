@@ -164,6 +164,11 @@ def _order(plan: Plan) -> str:
         if plan.program.mask == "causal" and plan.row_dims:
             text += " Under the causal mask the last ranks have the most to do."
         return "\n".join(wrap(text, WIDTH))
+    if order.kind == "striped":
+        text = f"Striped: rank r owns every {ranks}th token, from token r on."
+        if plan.program.mask == "causal" and plan.row_dims:
+            text += " Under the causal mask all ranks do the same work."
+        return "\n".join(wrap(text, WIDTH))
     text = (
         "Zigzag over all ranks (as Megatron and torchtitan shard): the sequence is cut into "
         f"{2 * ranks} chunks and rank r owns chunks r and {2 * ranks - 1} - r."

@@ -96,17 +96,17 @@ def refuse(plan: Plan) -> Refusal | None:
 
 def _not_emitted(plan: Plan) -> str | None:
     """What of a plan has no text yet."""
-    program, nest = plan.program, plan.nest
+    program, loops = plan.program, plan.nest.loops
     if program.operator != "attention":
         return f"operator {program.operator}"
-    if program.order.kind == "striped" and nest.loops:
-        return "a striped order where tiles come by"
+    if program.order.kind == "striped" and nest.mask_form(plan) == "chunks":
+        return "a causal mask on stripes of one token"
     if plan.tiles:
         return "a tile loop"
     what = results.not_emitted(plan)
     if what is not None:
         return what
-    for loop in nest.loops:
+    for loop in loops:
         for each in loop.walks:
             if each.direct or each.reverse or each.both or each.ahead != 1:
                 return f"the option of the shift along {each.dim}"
@@ -179,7 +179,7 @@ def _sections(plan: Plan) -> list[str]:
     multiple = entry.global_multiple(plan)
     if mesh.dims:
         values = {"world": mesh.size, "multiple": multiple, "causal": causal}
-        layout = render("layout", zigzag=order.halves == 2, **values)
+        layout = render("layout", order=order.kind, **values)
         sections.append(
             (
                 "layout: which tokens a rank owns",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mercurygen.emit.border import outer_argument
+from mercurygen.emit.border import runs_argument
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Gather, Loop, Plan, Reduce
@@ -307,7 +307,7 @@ def _tiles(names: Names, loop: Loop, index: int, stages: tuple) -> str:
     tiles = f"({own[0]},)" if len(own) == 1 else f"({', '.join(own)})"
     for stage in stages:
         if isinstance(stage, Gather):
-            group = f"{variable(stage.dim)}{outer_argument(names.plan, stage.join)}"
+            group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
             tiles = f"_gather({tiles}, {group})"
     return tiles
 
@@ -320,7 +320,7 @@ def _walk(names: Names, index: int) -> str:
         return f"_by_owner(q, {variable(walk.dim)})"
     call = f"_walk_ring({_tiles(names, loop, index, loop.leading)}, {variable(walk.dim)})"
     for stage in loop.walking[1:]:
-        group = f"{variable(stage.dim)}{outer_argument(names.plan, stage.join)}"
+        group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
         call = f"_gather_ahead({call}, {group})"
     return call
 

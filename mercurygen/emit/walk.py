@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from mercurygen.emit.border import needs_outer, outer_argument
+from mercurygen.emit.border import needs_runs, runs_argument, runs_name
 from mercurygen.emit.loops import leading, levels, walking
 from mercurygen.emit.nest import Form, mask_form
 from mercurygen.emit.templates import render
@@ -111,7 +111,7 @@ def _walk_tiles(plan: Plan) -> str:
             buffers = f"at_{dim}"
         call = f"_walk_ring({source}, {buffers}, {group})"
         for stage in gathers:
-            call = f"_gather_ahead({call}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
+            call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
             longer *= plan.program.mesh.extent(stage.dim)
         last = depth + 1 == len(found)
         pad = "    " * (depth + 1)
@@ -181,7 +181,8 @@ def _gather_ahead(plan: Plan) -> str:
 
 def _outer(plan: Plan) -> tuple[str, str]:
     """Parameter and argument for the number of runs, where the module needs them."""
-    return (", outer: int", ", outer") if needs_outer(plan) else ("", "")
+    name = runs_name(plan)
+    return (f", {name}: int", f", {name}") if needs_runs(plan) else ("", "")
 
 
 def _gather(plan: Plan) -> str:
