@@ -17,6 +17,7 @@ from mercurygen.ir.mesh import Mesh
 SEQUENCE = "S"  # in a schedule: the sequence axis of whichever tensor is meant
 
 CombineKind: TypeAlias = Literal["sum", "softmax", "user"]
+COMBINES: tuple[CombineKind, ...] = ("sum", "softmax", "user")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -11,6 +12,7 @@ from mercurygen.ir.atoms import Atoms
 from mercurygen.ir.layout import Order
 from mercurygen.ir.problem import divisors, nearest_multiples
 from mercurygen.ir.program import BorderStep, Program, Tensor
+from mercurygen.schedule.directives import Reshard
 from mercurygen.schedule.stories import Fault, fault_of_stories
 
 SETTLED = tuple[Program, None] | tuple[None, Fault]
@@ -243,8 +245,9 @@ def _settle_border(program: Program) -> SETTLED:
     needed = needed_border(program)
     if not program.border:
         return replace(program, border=needed), None
-    if sorted(map(_key, program.border)) != sorted(map(_key, needed)):
-        lines = ", ".join(f"{s.tensor}: {s.source} to {s.target} along {s.dim}" for s in needed)
+    if Counter(program.border) != Counter(needed):
+        steps = (Reshard((s.tensor,), s.source, s.target, s.dim) for s in needed)
+        lines = ", ".join(str(step).removeprefix("reshard ") for step in steps)
         refusal = Refusal(
             "reshard-wrong",
             lambda: (
@@ -263,10 +266,6 @@ def _settle_border(program: Program) -> SETTLED:
         )
         return None, Fault(refusal, "reshard")
     return program, None
-
-
-def _key(step: BorderStep) -> tuple:
-    return (step.tensor, step.dim, step.source, step.target)
 
 
 def needed_border(program: Program) -> tuple[BorderStep, ...]:
