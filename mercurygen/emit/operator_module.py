@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from mercurygen.emit import operator_body, operator_entry, operator_header
+from mercurygen.emit import operator_body, operator_entry, operator_header, operator_home
 from mercurygen.emit.operator_nest import Nest
 from mercurygen.emit.operator_words import Words
 from mercurygen.emit.templates import render
@@ -122,9 +122,7 @@ def _no_results(words: Words) -> str | None:
     plan, program = words.plan, words.program
     walked = [loop for loop in plan.nest.loops if loop.walks]
     if any(loop.outputs for loop in walked):
-        from mercurygen.emit.operator_home import not_home
-
-        return not_home(words)
+        return operator_home.not_emitted(words)
     if plan.nest.begin == "first" and len(walked) > 1:
         return "several loops of tiles under a mask"
     single = len(operator_body.groups(words)) == 1
@@ -141,20 +139,31 @@ def _no_results(words: Words) -> str | None:
 
 
 def _no_cuts(words: Words) -> str | None:
-    """Tiles that are longer than what the body is given of them."""
+    """Tiles that are longer than what the body is given of them, and no run of it."""
+    nest = Nest(words)
+    cut = {
+        (tensor.name, axis)
+        for tensor in words.program.read
+        for axis in tensor.axes
+        if nest.held(tensor, axis) != words.here(axis)
+    }
     for rank in range(words.program.mesh.size):
         for event in trace(words.plan, rank).events:
-            if isinstance(event, Kernel) and any(operand.cuts for operand in event.inputs):
-                return "a tile of which the body is given a part"
-    nest = Nest(words)
-    for tensor in words.program.outputs:
+            if not isinstance(event, Kernel):
+                continue
+            for tensor, operand in zip(words.program.read, event.inputs, strict=True):
+                if any((tensor.name, axis) not in cut for axis, _, _ in operand.cuts):
+                    return f"a tile of {tensor.name} of which the body is given a part"
+    for tensor in (*words.program.read, *words.program.outputs):
         for dim in tensor.dims:
             for axis in dim:
-                here, whole = words.here(axis), words.result(tensor, axis)
+                here = words.here(axis)
+                output = tensor.role == "output"
+                whole = words.result(tensor, axis) if output else nest.held(tensor, axis)
                 moved = [i for i, d in enumerate(here) if here[d] != whole[d]]
-                between = [d for i, d in enumerate(here) if here[d] is None and i < max(moved, default=0)]
-                if moved and (between or len(dim) > 1 or not nest.tile or _masked_zigzag(words, axis)):
-                    return f"results of {tensor.name} that are no run along {axis}"
+                between = any(here[d] is None for d in list(here)[: max(moved, default=0)])
+                if moved and (between or len(dim) > 1 or _masked_zigzag(words, axis)):
+                    return f"a part of {tensor.name} that is no run along {axis}"
     return None
 
 
@@ -238,6 +247,7 @@ def _sections(words: Words) -> list[str]:
     texts = []
     if plan.nest.stages or words.placed:
         texts.append(Nest(words).function())
+        texts += operator_home.functions(words)
     texts += _movers(words)
     if texts:
         sections.append(("how tiles come by", texts))
@@ -266,41 +276,61 @@ def _merges(words: Words) -> bool:
 
 def _movers(words: Words) -> list[str]:
     """What brings tiles, callers first."""
-    nest = words.plan.nest
+    loops = words.plan.nest.loops
     texts = []
-    rings = [w for w in words.walks if not w.direct and any(w in x.walks and x.tensors for x in nest.loops)]
+    rings = [w for x in loops if x.tensors for w in x.walks if not w.direct]
     if rings:
-        both = any(w.both for w in rings)
-        values = {"both": both, "ring": any(not w.both for w in rings), "most": 4 if both else 2}
-        texts.append(render("operator_ring", reverse=any(w.reverse for w in rings), **values))
-    direct = [w for w in words.walks if w.direct]
-    if direct:
-        maker = Nest(words)
-        trimmed = next((x for x in maker.walked if maker.trimmed(x)), None)
-        back, on = ("+", "-") if direct[0].reverse else ("-", "+")
-        chunks = words.count(trimmed.axis, words.here(trimmed.axis)) if trimmed else 1
-        values = {"trimmed": trimmed is not None, "chunks": chunks, "back": back, "on": on}
-        texts.append(render("operator_direct", **values))
-        if trimmed:
-            texts.append(_read(words, trimmed.axis, trimmed.walks[0].dim))
-    gathers = words.gathers
-    if gathers:
-        leading = any(x.leading for x in nest.loops)
-        runs = any(g.join.outer > 1 for g in gathers)
-        texts.append(
-            render(
-                "operator_gather",
-                lead=leading,
-                ahead=any(isinstance(s, Gather) for x in nest.loops for s in x.walking),
-                runs=runs,
-                parameter=", outer: int" if runs else "",
-                argument=", outer" if runs else "",
-                kind=_joined_kind(words),
-            )
-        )
-    if nest.stages:
+        both, ring = any(w.both for w in rings), any(not w.both for w in rings)
+        reverse, most = any(w.reverse for w in rings), 4 if both else 2
+        texts.append(render("operator_ring", both=both, ring=ring, most=most, reverse=reverse))
+    texts += _direct(words)
+    if rings or any(x.home == "relayed" for x in loops):
+        both, reverse = any(w.both for w in rings), any(w.reverse for w in words.walks)
+        texts.append(render("operator_shift", both=both, reverse=reverse))
+    texts += _gathering(words)
+    if words.plan.nest.stages:
         texts.append(render("wait"))
     return texts
+
+
+def _direct(words: Words) -> list[str]:
+    """What brings tiles straight from their owners."""
+    direct = [w for x in words.plan.nest.loops if x.tensors for w in x.walks if w.direct]
+    trimmed, texts = trimmed_axis(words), []
+    if direct:
+        back, on = ("+", "-") if direct[0].reverse else ("-", "+")
+        chunks = words.count(trimmed, words.here(trimmed)) if trimmed else 1
+        values = {"trimmed": trimmed is not None, "chunks": chunks, "back": back, "on": on}
+        texts.append(render("operator_direct", **values))
+    home = operator_home.trimmed_axis(words)
+    if trimmed or home:
+        texts.append(_read(words, trimmed or home))
+    return texts
+
+
+def trimmed_axis(words: Words) -> str | None:
+    """The axis along which only what is read of a tile comes."""
+    maker = Nest(words)
+    return next((x.axis for x in maker.walked if maker.trimmed(x)), None)
+
+
+def _gathering(words: Words) -> list[str]:
+    """What gathers tiles."""
+    gathers, loops = words.gathers, words.plan.nest.loops
+    if not gathers:
+        return []
+    runs = any(g.join.outer > 1 for g in gathers)
+    return [
+        render(
+            "operator_gather",
+            lead=any(x.leading for x in loops),
+            ahead=any(isinstance(s, Gather) for x in loops for s in x.walking),
+            runs=runs,
+            parameter=", outer: int" if runs else "",
+            argument=", outer" if runs else "",
+            kind=_joined_kind(words),
+        )
+    ]
 
 
 def _joined_kind(words: Words) -> str:
@@ -309,27 +339,28 @@ def _joined_kind(words: Words) -> str:
     return words.program.order.kind if axes & set(words.program.mask_axes) else "contiguous"
 
 
-def _read(words: Words, axis: str, dim: str) -> str:
+def _read(words: Words, axis: str) -> str:
     """`_read`: the run of an owner's tile that a rank reads."""
     rows, cols = words.program.mask_axes
-    other = cols if axis == rows else rows
+    own, other = ("rows", "cols") if axis == rows else ("cols", "rows")
+    each, others = own[:-1], other[:-1]
     held = {
-        name: {d: (who if d == dim else None) if state else None for d, state in words.here(name).items()}
-        for name, who in ((axis, "owner"), (other, "reader"))
+        own: words.chunks(axis, {d: who and "owner" for d, who in words.here(axis).items()}),
+        other: words.chunks(
+            cols if axis == rows else rows,
+            {
+                d: who and "reader"
+                for d, who in words.here(cols if axis == rows else rows).items()
+            },
+        ),
     }
-    here = words.here(other)
-    held[other] = {d: "reader" if here[d] else None for d in here}
-    theirs, mine = words.chunks(axis, held[axis]), words.chunks(other, held[other])
-    pair = "(row, col, length)" if axis == cols else "(col, row, length)"
-    each, others = ("col", "row") if axis == cols else ("row", "col")
-    pair = "(row, col, length)"
     return "\n".join(
         [
             "def _read(reader: int, owner: int, length: int) -> slice:",
             '    """The run of chunks of an owner\'s tile that a rank reads; chunks of `length`."""',
-            f"    theirs = {mine}",
-            f"    read = [i for i, {each} in enumerate({theirs}) "
-            f"if any(_live{pair} for {others} in theirs)]",
+            f"    rows, cols = {held['rows']}, {held['cols']}",
+            f"    read = [i for i, {each} in enumerate({own}) "
+            f"if any(_live(row, col, length) for {others} in {other})]",
             "    return slice(read[0], read[-1] + 1) if read else slice(0, 0)",
         ]
     )
@@ -382,9 +413,8 @@ def _helpers(words: Words) -> list[str]:
 
 
 def _reads(words: Words) -> str:
-    maker = Nest(words)
-    trimmed = next((x for x in maker.walked if maker.trimmed(x)), None)
-    return _read(words, trimmed.axis, trimmed.walks[0].dim) if trimmed else ""
+    trimmed = trimmed_axis(words) or operator_home.trimmed_axis(words)
+    return _read(words, trimmed) if trimmed else ""
 
 
 def _positions(words: Words) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import operator_body
+from mercurygen.emit import operator_body, operator_home
 from mercurygen.emit.operator_words import State, Words
 from mercurygen.lower.plan import Gather, Loop, Walk, walk_levels
 
@@ -49,12 +49,9 @@ class Nest:
         kind = operator_body.results_type(self.words)
         lines = self.leading()
         lines += [line for axis in self.words.placed for line in self.place(axis, False)]
-        moving = next((loop for loop in self.walked if loop.outputs), None)
-        if moving is not None:
-            from mercurygen.emit.operator_home import home
-
-            lines += home(self, moving)
-        elif self.walked:
+        if any(loop.outputs for loop in self.walked):
+            return operator_home.shares(self, lines)
+        if self.walked:
             lines += self.walking()
         else:
             lines += self.once()
@@ -186,21 +183,45 @@ class Nest:
 
     def length(self, axis: str) -> str:
         """Text of how long what is here of an axis is."""
-        for name in self.program.body:
-            tensor = self.program.tensor(name)
-            if (axis,) in tensor.dims:
-                return f"{self.tile[name]}.shape[{tensor.dims.index((axis,))}]"
-        raise AssertionError(axis)
+        here = self.words.here(axis)
+        found = [t for t in self.program.read if (axis,) in t.dims]
+        found.sort(key=lambda t: self.held(t, axis) != here)  # best one that is cut to it already
+        tensor, held = found[0], self.held(found[0], axis)
+        text = f"{self.tile[tensor.name]}.shape[{tensor.dims.index((axis,))}]"
+        for dim, who in here.items():
+            text += f' // MESH["{dim}"]' if who and held[dim] is None else ""
+        return text
+
+    def held(self, tensor, axis: str) -> State:
+        """Whose part of an axis of a tensor is here when the body runs."""
+        state = self.words.stored(tensor, axis)
+        for loop in self.plan.nest.loops:
+            if tensor.name in loop.tensors and loop.axis == axis:
+                for stage in loop.stages:
+                    walked = isinstance(stage, Walk)
+                    state[stage.dim] = self.words.owner(stage.dim) if walked else None
+        return state
 
     # --- the body -------------------------------------------------------------------------------
 
     def call(self) -> str:
         """`_body` on what is here, cut to what the mask leaves."""
         words = self.words
-        given = [self.tile[name] + self.index(name) for name in self.program.body]
+        given = [self.part(name) + self.index(name) for name in self.program.body]
         given += [words.at(axis) + self.index_of((axis,)) for axis in words.placed]
         given += [scalar.name for scalar in words.operator.scalars]
         return f"_body({', '.join([*given, *words.extents])})"
+
+    def part(self, name: str) -> str:
+        """A tensor, cut to the owner's part where all of it is here."""
+        tensor, text = self.program.tensor(name), self.tile[name]
+        for number, (axis, *_) in enumerate(tensor.dims):
+            here, held = self.words.here(axis), self.held(tensor, axis)
+            if here != held:
+                size = self.length(axis)
+                size = f"({size})" if "//" in size else size
+                text += f".narrow({number}, {self.number(here, held)} * {size}, {size})"
+        return text
 
     def index(self, name: str) -> str:
         """Subscript that cuts a tensor to what the mask leaves."""
@@ -240,6 +261,7 @@ class Nest:
                 continue
             place = self.number(here, whole)
             size = self.length(axis)
+            size = f"({size})" if "//" in size else size
             text += f".narrow({number}, {place} * {size}, {size})"
         return text
 
