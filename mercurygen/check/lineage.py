@@ -150,14 +150,14 @@ class Lineage:
         """What is sent is what the buffers hold now; what receives holds nothing till the end."""
         here, op = self.here, self.play.ops[self.rank][event.op]
         if isinstance(event, Collective):
-            self.sent[op] = (here[event.source],)
             if event.kind != "broadcast" or op.partners.index(op) == event.root:
                 self.fits(event.source)
+            self.sent[op] = (here[event.source],)
             here[event.target] = None
             return
-        self.sent[op] = tuple(here[message.buffer] for message in event.sends)
         for message in event.sends:
             self.fits(message.buffer, message.nbytes)
+        self.sent[op] = tuple(here[message.buffer] for message in event.sends)
         for message in event.recvs:
             here[message.buffer] = None
 

@@ -6,7 +6,7 @@ import ast
 import hashlib
 from math import lcm, prod
 
-from mercurygen.emit import border, entry, header, nest, operator_module, walk
+from mercurygen.emit import border, entry, header, nest, operator_module, results, walk
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.operator import Operator
@@ -118,8 +118,9 @@ def _not_emitted(plan: Plan) -> str | None:
         return "a striped order where tiles come by"
     if plan.tiles:
         return "a tile loop"
-    if nest.reduces or len(nest.loops) > 1 or any(loop.outputs for loop in nest.loops):
-        return "partial results"
+    what = results.not_emitted(plan)
+    if what is not None:
+        return what
     for loop in nest.loops:
         for walk in loop.walks:
             if walk.direct or walk.reverse or walk.both or walk.ahead != 1:
@@ -203,7 +204,8 @@ def _sections(plan: Plan) -> list[str]:
     else:
         sections.append(("layout: one rank owns all tokens", [render("single")]))
     if plan.nest.stages or plan.program.replicated:
-        texts = [nest.attend(plan), *nest.visible_functions(plan), *walk.functions(plan)]
+        body = results.functions(plan) if results.partial(plan) else [nest.attend(plan)]
+        texts = [*body, *nest.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
     if plan.before:
         dims = " and ".join(dict.fromkeys(swap.dim for swap in plan.before))
@@ -213,8 +215,8 @@ def _sections(plan: Plan) -> list[str]:
     if border.joins(plan):
         sections[-1][1].append(border.join_function(plan))
     block = [render("block")]
-    if plan.nest.begin != "only":
-        block.append(render("merge"))
+    if plan.nest.begin != "only" or results.merged(plan):
+        block.append(render("merge", blind_rows=results.blind_rows(plan)))
     sections.append(("one block on one GPU", block))
     checks = [entry.check(plan)]
     if mesh.dims:

@@ -78,6 +78,8 @@ def _no_lines(words: Words) -> str | None:
     for axis in words.placed:
         if not any((axis,) in t.dims for t in reads):
             return f"positions along {axis}, which has no dimension of its own"
+        if axis not in words.program.mask_axes and _split_twice(words, axis):
+            return f"positions along {axis}, which tensors split in two ways"
     split = {a for a in words.program.parallel if a} | {a for t in words.program.tensors for a in t.pin}
     for tensor in words.program.tensors:
         for dim in tensor.dims:
@@ -86,6 +88,12 @@ def _no_lines(words: Words) -> str | None:
                 return f"a split of {minor}, which shares a dimension of {tensor.name}"
     named = next((a for a in words.values if a in split and a in words.points), None)
     return f"the extent of {named}, which is split, in a line" if named else None
+
+
+def _split_twice(words: Words, axis: str) -> bool:
+    """Whether tensors split an axis over different dimensions."""
+    tensors = [t for t in words.program.tensors if t.carries(axis)]
+    return len({words.plan.atoms.split(t, axis) for t in tensors} - {()}) > 1
 
 
 def _no_movement(words: Words) -> str | None:

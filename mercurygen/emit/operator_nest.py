@@ -197,7 +197,7 @@ class Nest:
         state = self.words.stored(tensor, axis)
         for loop in self.plan.nest.loops:
             if tensor.name in loop.tensors and loop.axis == axis:
-                for stage in loop.stages:
+                for stage in (s for s in loop.stages if s.dim in state):
                     walked = isinstance(stage, Walk)
                     state[stage.dim] = self.words.owner(stage.dim) if walked else None
         return state

@@ -204,9 +204,13 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
             scatter = _scatter(program, first.name, dim)
             if scatter is not None:
                 order = Atoms(program).order(first, scatter.axis)
-                split = {s.dim for s in program.stages if s.kind == "scatter"}
-                done = {r.dim for r in found if first.name in r.tensors}
-                whole = [d for d in order.dims if d in split - done]
+                later = {s.dim for s in program.stages if s.kind == "scatter"}
+                later -= {r.dim for r in found if first.name in r.tensors}
+                whole = [
+                    d
+                    for d in order.dims
+                    if d in later or program.stored(first, d) != scatter.axis
+                ]
                 join = interleaving(order, program.mesh, dim, whole)
                 found.append(_reduce(program, combine, dim, scatter.axis, join, scatter.dtype))
             elif (first.name, dim) in program.replicated:
@@ -255,8 +259,11 @@ def _begin(plan: Plan) -> str | Refusal:
         return "empty"
     if not moving:
         return "first" if walks else "only"
-    trims = moving == 1 and all(loop.home != "relayed" for loop in loops)
-    return "only" if not walks and (program.mask == "full" or (trims and worst <= 1)) else "empty"
+    last = max(i for i, loop in enumerate(loops) if loop.outputs)
+    if any(loop.walks for loop in loops[last:] if not loop.outputs):
+        return "empty"  # what goes home is merged from several tiles
+    trims = not walks and moving == 1 and all(loop.home != "relayed" for loop in loops)
+    return "only" if program.mask == "full" or (trims and worst <= 1) else "empty"
 
 
 def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:
