@@ -6,7 +6,16 @@ import ast
 import hashlib
 from math import lcm, prod
 
-from mercurygen.emit import border, entry, header, nest, operator_module, results, walk
+from mercurygen.emit import (
+    border,
+    entry,
+    header,
+    nest,
+    operator_module,
+    operator_refusals,
+    results,
+    walk,
+)
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.operator import Operator
@@ -81,7 +90,7 @@ def refuse(plan: Plan, operator: Operator | None = None) -> Refusal | None:
     """Refuse what modules cannot say yet: other pins, and plans that are not emitted."""
     program = plan.program
     if program.kernel == OWN_BODY and operator is not None:
-        return _refused(operator_module.not_emitted(plan, operator))
+        return _refused(operator_refusals.not_emitted(plan, operator))
     for tensor in program.tensors:
         for dim, axis in zip(program.mesh.names, tensor.pin, strict=True):
             if axis != program.sequence(tensor):

@@ -32,10 +32,14 @@ def parameters(words: Words) -> list[str]:
 
 def body(words: Words) -> str:
     """`_body`: the operator's lines, on tiles."""
-    op = words.operator
-    shapes = ", ".join(f"{name} {words.shape(words.program.tensor(name))}" for name in op_reads(words))
-    made = ", ".join(f"{name} {words.shape(words.program.tensor(name))}" for name in words.outputs)
-    doc = wrap(f"{shapes} -> {made}, each dimension as long as its tile.", 92, break_long_words=False)
+
+    def said(names: tuple[str, ...]) -> str:
+        return ", ".join(f"{name} {words.shape(words.program.tensor(name))}" for name in names)
+
+    given, made = said(words.program.body), said(words.outputs)
+    doc = wrap(
+        f"{given} -> {made}, each dimension as long as its tile.", 92, break_long_words=False
+    )
     lines = [
         f"def _body({', '.join(parameters(words))}) -> {results_type(words)}:",
         '    """The contributions of one tile, computed by the operator\'s own lines.',
@@ -53,14 +57,9 @@ def body(words: Words) -> str:
     return "\n".join(lines)
 
 
-def op_reads(words: Words) -> tuple[str, ...]:
-    """Tensors that the lines read."""
-    return words.program.body
-
-
 def _widened(words: Words) -> list[str]:
     """Tiles in the dtype of accumulators, as every line of an operator has them."""
-    names = [n for n in op_reads(words) if words.operator.tensor(n).dtype != "integer"]
+    names = [n for n in words.program.body if words.operator.tensor(n).dtype != "integer"]
     dtype = words.free("dtype")
     lines = [f"    {dtype} = torch.promote_types({words.floating[0]}.dtype, torch.float32)"]
     if not names:
@@ -74,12 +73,12 @@ def _widened(words: Words) -> list[str]:
 
 def size(words: Words, axis: str, seen: tuple[str, ...] = ()) -> str | None:
     """Text of how long an axis is in the tiles that are given."""
-    for name in op_reads(words):
+    for name in words.program.body:
         tensor = words.program.tensor(name)
         for number, dim in enumerate(tensor.dims):
             if dim == (axis,):
                 return f"{name}.shape[{number}]"
-    for name in op_reads(words):
+    for name in words.program.body:
         tensor = words.program.tensor(name)
         for number, dim in enumerate(tensor.dims):
             if axis in dim and axis not in seen:
@@ -102,11 +101,13 @@ def _made(words: Words) -> list[str]:
 
 
 def _dim_size(words: Words, dim: tuple[str, ...]) -> str:
-    for name in op_reads(words):
+    for name in words.program.body:
         for number, other in enumerate(words.program.tensor(name).dims):
             if other == dim:
                 return f"{name}.shape[{number}]"
-    return " * ".join(f"({text})" if "//" in text else text for text in (size(words, a) for a in dim))
+    return " * ".join(
+        f"({text})" if "//" in text else text for text in (size(words, a) for a in dim)
+    )
 
 
 def _indices(words: Words) -> list[str]:

@@ -7,12 +7,14 @@ from textwrap import wrap
 from mercurygen.emit import operator_body
 from mercurygen.emit.operator_nest import Nest
 from mercurygen.emit.operator_words import Words
-from mercurygen.ir.expr import print_expr
+from mercurygen.ir.expr import names, print_expr
+from mercurygen.ir.operator import ScalarDecl
 from mercurygen.ir.program import Tensor
+from mercurygen.lower.plan import Reduce
 
 
 def plain(text: str) -> str:
-    """Somebody's text as the inside of a docstring: ASCII, no quote that could end it, no escape."""
+    """Somebody's text for a docstring: ASCII, no quote that could end it, no escape."""
     kept = "".join(c if c.isascii() and c.isprintable() else "?" for c in text.replace("\n", " "))
     return " ".join(kept.replace("\\", "/").replace('"', "'").split())
 
@@ -111,8 +113,6 @@ def needed_extents(words: Words) -> tuple[str, ...]:
     named = set(words.extents)
     for scalar in words.operator.scalars:
         if scalar.default is not None:
-            from mercurygen.ir.expr import names
-
             named |= set(names(scalar.default))
     return tuple(a.name for a in words.operator.axes if a.name in named)
 
@@ -152,7 +152,7 @@ def _extents(words: Words) -> list[str]:
     return [f"{axis} = {extent(words, axis)}" for axis in needed_extents(words)]
 
 
-def _scalar(words: Words, scalar) -> list[str]:
+def _scalar(words: Words, scalar: ScalarDecl) -> list[str]:
     """A number as the lines have it: a tensor [] of the accumulators' dtype."""
     name, first = scalar.name, words.floating[0]
     value = name
@@ -162,22 +162,22 @@ def _scalar(words: Words, scalar) -> list[str]:
     return [f"{name} = torch.tensor({value}, dtype={dtype}, device={first}.device)"]
 
 
-def _reduce(words: Words, reduce) -> list[str]:
+def _reduce(words: Words, reduce: Reduce) -> list[str]:
     """Partial results of a dimension's ranks, as one."""
-    group, names = words.group(reduce.dim), list(reduce.tensors)
+    group, outputs = words.group(reduce.dim), list(reduce.tensors)
     if reduce.kind == "sum":
         if reduce.axis is None:
-            return [f"{name} = _sum_over({name}, {group})" for name in names]
+            return [f"{name} = _sum_over({name}, {group})" for name in outputs]
         return [
             f"{name} = _sum_of_part({name}, "
             f"{words.program.tensor(name).dimension(reduce.axis)}, {group})"
-            for name in names
+            for name in outputs
         ]
-    targets = ", ".join(names) if len(names) > 1 else f"({names[0]},)"
-    given = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+    targets = ", ".join(outputs) if len(outputs) > 1 else f"({outputs[0]},)"
+    given = f"({', '.join(outputs)}{',' if len(outputs) == 1 else ''})"
     if reduce.axis is None:
         return [f"{targets} = _merge_over({given}, {group})"]
-    dims = [str(words.program.tensor(name).dimension(reduce.axis)) for name in names]
+    dims = [str(words.program.tensor(name).dimension(reduce.axis)) for name in outputs]
     cut = f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
     return [f"{targets} = _merge_of_part({given}, {cut}, {group})"]
 
@@ -193,16 +193,16 @@ def check(words: Words) -> str:
         f"def _check({', '.join(given)}) -> None:",
         '    """Refuse what this schedule cannot do; facts that all ranks share come first."""',
     ]
-    names = {x: words.free(x) for x in ("given", "name", "x", "sizes", "place", "dim", "line")}
+    ours = {x: words.free(x) for x in ("given", "name", "x", "sizes", "place", "dim", "line")}
     first = op.inputs[0].name
     if mesh.dims:
-        lines.append(_CHECK_MESH.format(first=first, operator=op.name, **names))
+        lines.append(_CHECK_MESH.format(first=first, operator=op.name, **ours))
     pairs = ", ".join(f'"{t.name}": {t.name}' for t in op.inputs)
     lines += [
-        f"    {names['given']} = {{{pairs}}}",
-        _CHECK_GRADIENT.format(**names),
-        *_check_dtypes(words, names),
-        *_check_shapes(words, names),
+        f"    {ours['given']} = {{{pairs}}}",
+        _CHECK_GRADIENT.format(**ours),
+        *_check_dtypes(words, ours),
+        *_check_shapes(words),
     ]
     return "\n".join(lines)
 
@@ -217,7 +217,9 @@ _CHECK_MESH = """\
     for {dim}, {name} in enumerate(MESH):
         {line} = mesh.mesh[(*{place}[:{dim}], slice(None), *{place}[{dim} + 1 :])].tolist()
         if dist.get_process_group_ranks(mesh.get_group({name})) != {line}:
-            raise ValueError(f"mesh: {{{name}}} has {{{line}}}, its group another order; see make_mesh")
+            raise ValueError(
+                f"mesh: {{{name}}} has {{{line}}}, its group another order; see make_mesh"
+            )
     if {first}.device.type != mesh.device_type:
         raise ValueError(f"{first} is on {{{first}.device}}, the mesh on {{mesh.device_type}}")"""
 
@@ -226,14 +228,14 @@ _CHECK_GRADIENT = """\
         raise RuntimeError("emitted without backward: call it under torch.no_grad()")"""
 
 
-def _check_dtypes(words: Words, names: dict[str, str]) -> list[str]:
+def _check_dtypes(words: Words, ours: dict[str, str]) -> list[str]:
     """One dtype and one device."""
     op, first = words.operator, words.floating[0]
     kinds = {"inputs": f"{first}.dtype", "integer": "torch.int64"}
     kinds["accumulator"] = f"torch.promote_types({first}.dtype, torch.float32)"
     if all(t.dtype == "accumulator" for t in op.inputs if t.dtype != "integer"):
         kinds["accumulator"] = f"{first}.dtype"
-    x, name, given = names["x"], names["name"], names["given"]
+    x, name, given = ours["x"], ours["name"], ours["given"]
     lines = [
         f"    if not {first}.is_floating_point():",
         f'        raise ValueError(f"{first} is {{{first}.dtype}}: must be a floating dtype")',
@@ -257,7 +259,7 @@ def _check_dtypes(words: Words, names: dict[str, str]) -> list[str]:
     return lines
 
 
-def _check_shapes(words: Words, names: dict[str, str]) -> list[str]:
+def _check_shapes(words: Words) -> list[str]:
     """Every tensor's shape, from the extents over all ranks."""
     op, program = words.operator, words.program
     lines = []
@@ -272,7 +274,9 @@ def _check_shapes(words: Words, names: dict[str, str]) -> list[str]:
         sizes = []
         for dim in tensor.dims:
             ways = [_ways(words, tensor, a) for a in dim]
-            text = " * ".join(a if w == 1 else f"{a} // {w}" for a, w in zip(dim, ways, strict=True))
+            text = " * ".join(
+                a if w == 1 else f"{a} // {w}" for a, w in zip(dim, ways, strict=True)
+            )
             sizes.append(text)
         want = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
         name = tensor.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 
 from mercurygen.emit.header import WIDTH, peak_bytes, schedule_lines, why
+from mercurygen.emit.operator_entry import plain, program_count
 from mercurygen.emit.operator_words import Words
 from mercurygen.emit.words import arrangement, mib
 from mercurygen.ir.mesh import cover
@@ -96,8 +97,6 @@ def _order(words: Words) -> str:
 
 def _axes(words: Words) -> str:
     """What the letters of the shapes are, and what they must be a multiple of."""
-    from mercurygen.emit.operator_entry import plain, program_count
-
     lines = ["Axes, by their extent over all ranks"]
     for axis in words.operator.axes:
         count = program_count(words, axis.name)

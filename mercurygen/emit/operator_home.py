@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mercurygen.emit.operator_body import results_type
+from mercurygen.emit.operator_results import nothing
 from mercurygen.emit.operator_words import Words
 from mercurygen.emit.templates import render
 from mercurygen.lower.plan import Loop
@@ -74,7 +76,7 @@ def shares(nest: Nest, lines: list[str]) -> str:
     elif nest.plan.nest.begin == "only":
         inner.append(f"yield {owner}, {_packed(words, nest.call())}")
     else:
-        inner = [*nest.nothing(), *nest.block(), f"yield {owner}, ({made})"]
+        inner = [*nothing(words), *nest.block(), f"yield {owner}, ({made})"]
     body = [*lines, *before, f"{header}:", *(f"    {line}" for line in inner)]
     kind = "Iterator[tuple[int, tuple[Tensor, ...]]]"
     arguments = ", ".join(nest.arguments())
@@ -82,7 +84,7 @@ def shares(nest: Nest, lines: list[str]) -> str:
     first = first or ", ours first"
     return "\n".join(
         [
-            f"def _results({', '.join(nest.parameters())}) -> {_type(words)}:",
+            f"def _results({', '.join(nest.parameters())}) -> {results_type(words)}:",
             '    """The results of all tiles, merged, in the dtypes that they are merged in."""',
             f"    {_targets(words)} = {_call(nest, loop, group, arguments)}",
             f"    return {', '.join(words.outputs)}",
@@ -93,12 +95,6 @@ def shares(nest: Nest, lines: list[str]) -> str:
             *(f"    {line}" if line else "" for line in body),
         ]
     )
-
-
-def _type(words: Words) -> str:
-    from mercurygen.emit.operator_body import results_type
-
-    return results_type(words)
 
 
 def _targets(words: Words) -> str:
@@ -124,9 +120,7 @@ def _owners(words: Words, loop: Loop, owner: str) -> str:
     step, first = words.free("step"), 1 if loop.home == "relayed" else 0
     steps = f"range({first}, {group}.size(){' + 1' if first else ''})"
     steps = steps if first else f"range({group}.size())"
-    return (
-        f"for {owner} in (({group}.rank() {on} {step}) % {group}.size() for {step} in {steps})"
-    )
+    return f"for {owner} in (({group}.rank() {on} {step}) % {group}.size() for {step} in {steps})"
 
 
 def functions(words: Words) -> list[str]:
@@ -139,14 +133,8 @@ def functions(words: Words) -> list[str]:
     axis = trimmed_axis(words)
     if axis:
         chunks = words.count(axis, words.here(axis))
-    return [
-        render(
-            "operator_home",
-            direct=loop.home == "direct",
-            trimmed=axis is not None,
-            alone=not loop.tensors,
-            on=on,
-            back=back,
-            chunks=chunks,
-        )
-    ]
+    if loop.home == "relayed":
+        return [render("operator_passed_on", alone=not loop.tensors)]
+    values = {"trimmed": axis is not None, "chunks": chunks}
+    home = render("operator_sent_home", on=on, back=back, **values)
+    return [home, render("operator_land", **values)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mercurygen.emit import operator_body, operator_home
+from mercurygen.emit.operator_results import nothing
 from mercurygen.emit.operator_words import State, Words
 from mercurygen.lower.plan import Gather, Loop, Walk, walk_levels
 
@@ -280,7 +281,7 @@ class Nest:
     def once(self) -> list[str]:
         """All there is, in one call."""
         if self.plan.nest.begin == "empty":
-            return [*self.nothing(), *self.block(), f"return {', '.join(self.words.outputs)}"]
+            return [*nothing(self.words), *self.block(), f"return {', '.join(self.words.outputs)}"]
         lines = [f"{', '.join(self.block_names())} = {self.visible()}"] if self.masked else []
         return [*lines, f"return {self.call()}"]
 
@@ -290,7 +291,11 @@ class Nest:
         if not self.masked:
             return [*moved, self.merged()]
         seen = self.words.free("seen")
-        chunks = [line for line in moved if not line.startswith(tuple(map(self.words.at, self.words.placed)))]
+        chunks = [
+            line
+            for line in moved
+            if not line.startswith(tuple(map(self.words.at, self.words.placed)))
+        ]
         rest = [line for line in moved if line not in chunks]
         return [
             *chunks,
@@ -309,7 +314,7 @@ class Nest:
         if first:
             (_, loops), *more = headers
             return [*lines, *self.first(loops), f"return {', '.join(self.words.outputs)}"]
-        lines = [*self.nothing(), *lines]
+        lines = [*nothing(self.words), *lines]
         depth = 0
         for number, (before, loops) in enumerate(headers):
             if number:
@@ -345,49 +350,6 @@ class Nest:
             f"for {target} in {tiles}:",
             *(f"    {line}" for line in self.block()),
         ]
-
-    def nothing(self) -> list[str]:
-        """Results that nothing is merged into yet."""
-        words, lines = self.words, []
-        dtype, identity = words.free("dtype"), operator_body.identities(words)
-        source = words.floating[0]
-        if any(t.dtype != "integer" for t in self.program.outputs):
-            lines.append(f"{dtype} = torch.promote_types({source}.dtype, torch.float32)")
-        for tensor in self.program.outputs:
-            kind = "torch.int64" if tensor.dtype == "integer" else dtype
-            sizes = ", ".join(self.result_size(tensor, dim) for dim in tensor.dims)
-            shape = f"({sizes},)" if len(tensor.dims) == 1 else f"({sizes})"
-            value = identity[tensor.name]
-            fill = f"new_zeros({shape}, " if value == "0" else f"new_full({shape}, {value}, "
-            lines.append(f"{tensor.name} = {source}.{fill}dtype={kind})")
-        return lines
-
-    def result_size(self, tensor, dim: tuple[str, ...]) -> str:
-        """Text of how long a dimension of a result is, before any tile is here."""
-        leading = {s.dim for loop in self.plan.nest.loops for s in loop.leading}
-        for name in self.program.body:
-            source = self.program.tensor(name)
-            if dim not in source.dims:
-                continue
-            text = f"{name}.shape[{source.dims.index(dim)}]"
-            axis = dim[0]
-            now = self.words.stored(source, axis)
-            gathered = {
-                s.dim
-                for loop in self.plan.nest.loops
-                if name in loop.tensors
-                for s in loop.leading
-                if s.dim in leading
-            }
-            now = {d: None if d in gathered else who for d, who in now.items()}
-            want = self.words.result(tensor, axis)
-            for d, who in want.items():
-                if who is None and now[d]:
-                    text += f' * MESH["{d}"]'
-                elif who and now[d] is None:
-                    text += f' // MESH["{d}"]'
-            return text
-        return " * ".join(self.result_size(tensor, (axis,)) for axis in dim)
 
 
 def _tuple(names: list[str] | tuple[str, ...], bare: bool = False) -> str:

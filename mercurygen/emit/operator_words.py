@@ -7,7 +7,7 @@ from functools import cached_property
 from math import prod
 
 from mercurygen.emit.words import variable
-from mercurygen.ir.expr import Call, Expr, Index, Name, walk
+from mercurygen.ir.expr import Call, Expr, Index, Name, children, walk
 from mercurygen.ir.operator import Assign, Operator
 from mercurygen.ir.program import Program, Tensor
 from mercurygen.lower.plan import Gather, Plan, Walk
@@ -140,8 +140,6 @@ class Words:
             elif isinstance(expr, Index) and isinstance(expr.base, Name):
                 return
             else:
-                from mercurygen.ir.expr import children
-
                 for child in children(expr):
                     visit(child)
 
