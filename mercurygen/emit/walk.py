@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from mercurygen.emit.border import needs_outer, outer_argument
+from mercurygen.emit.border import needs_runs, runs_argument, runs_name
 from mercurygen.emit.loops import leading, levels, walking
 from mercurygen.emit.nest import Form, mask_form
 from mercurygen.emit.templates import render
@@ -21,8 +21,10 @@ def functions(plan: Plan) -> list[str]:
     if len(levels(plan)) > 1:
         texts += [_walk_tiles(plan), _spare(plan)]
     if walking(plan):
-        texts += [_walk_ring(plan), render("shift")]
-    if any(isinstance(stage, Gather) for stage in walking(plan)):
+        texts.append(_walk_ring(plan))
+    if walking(plan) or any(loop.home == "relayed" for loop in nest.loops):
+        texts.append(render("shift"))
+    if any(isinstance(stage, Gather) for loop in nest.loops for stage in loop.walking):
         texts.append(_gather_ahead(plan))
     if leading(plan):
         texts.append(_gather(plan))
@@ -38,7 +40,8 @@ def _yields(plan: Plan, owner: str) -> str:
 
 
 def _with_owner(plan: Plan) -> bool:
-    return mask_form(plan) != "all"
+    sent = any(loop.home == "direct" for loop in plan.nest.loops)
+    return sent or mask_form(plan) != "all"
 
 
 def _walk_ring(plan: Plan) -> str:
@@ -108,7 +111,7 @@ def _walk_tiles(plan: Plan) -> str:
             buffers = f"at_{dim}"
         call = f"_walk_ring({source}, {buffers}, {group})"
         for stage in gathers:
-            call = f"_gather_ahead({call}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
+            call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
             longer *= plan.program.mesh.extent(stage.dim)
         last = depth + 1 == len(found)
         pad = "    " * (depth + 1)
@@ -178,7 +181,8 @@ def _gather_ahead(plan: Plan) -> str:
 
 def _outer(plan: Plan) -> tuple[str, str]:
     """Parameter and argument for the number of runs, where the module needs them."""
-    return (", outer: int", ", outer") if needs_outer(plan) else ("", "")
+    name = runs_name(plan)
+    return (f", {name}: int", f", {name}") if needs_runs(plan) else ("", "")
 
 
 def _gather(plan: Plan) -> str:

@@ -319,8 +319,11 @@ def _begin(plan: Plan) -> str | Refusal:
         return "empty"
     if not moving:
         return "first" if walks else "only"
-    trims = moving == 1 and all(loop.home != "relayed" for loop in loops)
-    return "only" if not walks and (program.mask == "full" or (trims and worst <= 1)) else "empty"
+    last = max(i for i, loop in enumerate(loops) if loop.outputs)
+    if any(loop.walks for loop in loops[last:] if not loop.outputs):
+        return "empty"  # what goes home is merged from several tiles
+    trims = not walks and moving == 1 and all(loop.home != "relayed" for loop in loops)
+    return "only" if program.mask == "full" or (trims and worst <= 1) else "empty"
 
 
 def _come_by(plan: Plan) -> bool:
