@@ -175,11 +175,6 @@ def places_of(content: Content, cuts: Cuts) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def cut(content: Content, cuts: Cuts) -> Content:
-    """The part that some cuts leave."""
-    return take(content, places_of(content, cuts)) if cuts else content
-
-
 def put(content: Content, part: Content, wanted: tuple[tuple[int, ...], ...]) -> Content:
     """A content with a part of it written anew."""
     region = tuple(
