@@ -271,6 +271,8 @@ def place_part(
 
     Along `axis` it is that run of what the rank owns; along the others, where its atoms are.
     """
+    if axis not in whole.axes:
+        raise Unknown(f"{whole} is joined along {axis}, which it does not carry")
     found = []
     for each, atoms in zip(whole.axes, whole.region, strict=True):
         if each == axis:

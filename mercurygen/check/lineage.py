@@ -55,6 +55,7 @@ from mercurygen.lower.events import (
     Weigh,
 )
 from mercurygen.lower.plan import Plan
+from mercurygen.lower.sizes import scratch_bytes, softmax_scratch, with_block
 
 
 class Lineage:
@@ -71,6 +72,7 @@ class Lineage:
         self.reads, self.writes = self.program.read, self.program.outputs
         self.holding: list[list[Holding]] = [[None] * len(t.buffers) for t in traces]
         self.elements: list[list[int]] = [[0] * len(t.buffers) for t in traces]
+        self.first_of_merges = {(c.outputs[0], c.kind) for c in self.program.combines}
         self.sent: dict[Op, tuple[Holding, ...]] = {}
         self.returned: list[set[str]] = [set() for _ in traces]
         self.tiles = self.contributions = self.rank = self.index = 0
@@ -353,6 +355,7 @@ class Lineage:
             if any(a >= b for a, b in zip(atoms, atoms[1:], strict=False)):
                 self.fail(f"{axis} {brief(atoms)} is not in global order")
         self.masked(event, lists)
+        self.sized(event, lists)
         for operand, tensor in zip(event.outputs, self.writes, strict=True):
             self.contribute(event, operand, tensor, lists)
 
@@ -387,6 +390,19 @@ class Lineage:
             fault = fault_of(self.space, event.block, rows, cols)
             if fault:
                 self.fail(fault)
+
+    def sized(self, event: Kernel, lists: dict[str, tuple[int, ...]]) -> None:
+        """The call is as large, and needs as much memory beside its operands, as it says."""
+        extents = {
+            axis.name: len(lists.get(axis.name, (0,))) * axis.extent // self.space.count[axis.name]
+            for axis in self.program.axes
+        }
+        extents = with_block(self.plan, extents, event.block)
+        if tuple(extents[axis.name] for axis in self.program.axes) != event.extents:
+            self.fail(f"the body is given {extents}, but said to be given {event.extents}")
+        scratch = scratch_bytes(self.plan, extents, event.merge)
+        if event.scratch != scratch:
+            self.fail(f"needs {scratch} bytes beside, not {event.scratch}", "memory")
 
     def input(self, buffer: int, tensor: Tensor) -> Content:
         """What a kernel reads as an input, which must be that input."""
@@ -448,7 +464,7 @@ class Lineage:
 
     def merge(self, event: Merge) -> None:
         """Partial results into others; those that belong together are all there."""
-        names = []
+        names, scratch = [], 0
         for source, target in zip(event.sources, event.targets, strict=True):
             held = self.here[source]
             if isinstance(held, Blank):
@@ -460,9 +476,14 @@ class Lineage:
             part = single(held)
             if part.seen is None:
                 self.fail(f"{part} is no partial result")
+            tensor = self.program.tensor(part.tensor)
+            if (part.tensor, "softmax") in self.first_of_merges:
+                scratch = softmax_scratch(self.plan, tensor, part.region)
             names.append(part.tensor)
-            whole = self.output(target, self.program.tensor(part.tensor))
+            whole = self.output(target, tensor)
             self.add(target, whole, self.places(whole, event.cuts), part.region, part.seen)
+        if event.scratch != scratch:
+            self.fail(f"needs {scratch} bytes beside, not {event.scratch}", "memory")
         if not any(set(names) <= set(c.outputs) for c in self.program.combines):
             self.fail(f"merges {', '.join(names)}, which do not belong together")
         for combine in self.program.combines:

@@ -22,7 +22,13 @@ from mercurygen.lower.events import (
 )
 from mercurygen.lower.plan import Loop, Reduce
 from mercurygen.lower.recorder import Limits, NotARun, Tile, Tiles, Works, cuts_of
-from mercurygen.lower.sizes import ATEN, scratch_bytes, share_bytes, with_block
+from mercurygen.lower.sizes import (
+    ATEN,
+    scratch_bytes,
+    share_bytes,
+    softmax_scratch,
+    with_block,
+)
 from mercurygen.lower.visible import Block, visible
 from mercurygen.lower.walks import Owners, Walks
 
@@ -362,8 +368,7 @@ class Nest(Walks):
 
     def merge_scratch(self, out: Tile) -> int:
         """Bytes beside a softmax merge of partial results in their own dtype."""
-        rows = self.nbytes(out) // self.plan.itemsize(out.dtype) // self.program.extent("D_v")
-        return 2 * rows * self.plan.itemsize("accumulator")
+        return softmax_scratch(self.plan, out.tensor, out.region)
 
     # --- the body -----------------------------------------------------------------------------
 
