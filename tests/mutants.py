@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
+from mercurygen.check.order import check_order
 from mercurygen.lower.events import (
     Alloc,
     Batch,
@@ -87,6 +89,8 @@ def mutants(plan: Plan, traces: Traces) -> Iterator[Mutant]:
         yield from of_sizes(traces, rank)
     yield from of_all_batches(plan, traces)
     yield from of_all_collectives(plan, traces)
+    yield from of_all_joins(traces)
+    yield from of_order(plan, traces)
 
 
 # --- transfers ------------------------------------------------------------------------------------
@@ -133,6 +137,12 @@ def of_batches(plan: Plan, traces: Traces, rank: int) -> Iterator[Mutant]:
         for dim in mesh.names:
             if dim != b.dim:
                 yield Mutant("wrong dimension", ORDER, become(replace(b, dim=dim)))
+        for at, k in found(one, Kernel):
+            read = {operand.buffer for operand in k.inputs}
+            if at > wait and read & {m.buffer for m in b.recvs}:
+                late = edit(traces, rank, (wait, ()), (at, (k, one.events[wait])))
+                yield Mutant("late wait", BUFFERS, late)
+                break
 
 
 def of_all_batches(plan: Plan, traces: Traces) -> Iterator[Mutant]:
@@ -218,9 +228,7 @@ def of_all_collectives(plan: Plan, traces: Traces) -> Iterator[Mutant]:
         size = mesh.extent(c.dim)
 
         def changed(number: int = number, **more: object) -> Traces | None:
-            return everywhere(
-                traces, Collective, number, lambda rank, event: (replace(event, **more),)
-            )
+            return everywhere(traces, Collective, number, lambda rank, event: _altered(event, more))
 
         if c.kind == "broadcast":
             root = changed(root=(c.root + 1) % size)
@@ -235,7 +243,46 @@ def of_all_collectives(plan: Plan, traces: Traces) -> Iterator[Mutant]:
         yield Mutant("no collective anywhere", LINEAGE | BUFFERS | MEMORY, gone)
 
 
-# --- kernels and merges -----------------------------------------------------------------------------
+def _altered(event: Event, more: dict) -> tuple[Event, ...]:
+    return (replace(event, **more),)
+
+
+def of_all_joins(traces: Traces) -> Iterator[Mutant]:
+    """Parts that all ranks interleave wrongly, and alike."""
+    for kind in (Pack, Unpack):
+        for number in range(len(found(traces[0], kind))):
+
+            def joined(rank: int, event: Event) -> tuple[Event, ...]:
+                return (replace(event, join=replace(event.join, outer=2 * event.join.outer)),)
+
+            changed = everywhere(traces, kind, number, joined)
+            if changed is not None:
+                yield Mutant("wrong join everywhere", LINEAGE | MEMORY, changed)
+
+
+def of_order(plan: Plan, traces: Traces) -> Iterator[Mutant]:
+    """Two communicators, each waited for at once, in opposite order on ranks across."""
+    mesh = plan.program.mesh
+    if any(loop.outputs for loop in plan.nest.loops):
+        return  # what is sent home is made between the two
+    for (_, one), (_, other) in pairwise(found(traces[0], Batch)):
+        if [one.dim, other.dim] != list(plan.nest.walks[:2]):
+            continue
+        crossed = apart = traces
+        for each in traces:
+            at = [next(i for i, e in found(each, Batch) if e.op == op) for op in (one.op, other.op)]
+            runs = [(each.events[i], Wait(each.events[i].op)) for i in at]
+            waits = [(wait_of(each, op), ()) for op in (one.op, other.op)]
+            edits = (*waits, (at[0], (*runs[0], *runs[1])), (at[1], ()))
+            apart = edit(apart, each.rank, *edits)
+            if sum(mesh.coordinate(each.rank).values()) % 2:
+                edits = (*waits, (at[0], (*runs[1], *runs[0])), (at[1], ()))
+            crossed = edit(crossed, each.rank, *edits)
+        check_order(plan, apart)
+        yield Mutant("communicators crossed", ORDER, crossed)
+
+
+# --- kernels and merges ---------------------------------------------------------------------------
 
 
 def of_kernels(plan: Plan, traces: Traces, rank: int) -> Iterator[Mutant]:
@@ -400,6 +447,10 @@ def of_buffers(plan: Plan, traces: Traces, rank: int) -> Iterator[Mutant]:
                 yield Mutant("freed twice", BUFFERS, become(event, event))
             case Fill(outputs):
                 yield Mutant("not filled", BUFFERS, become())
+                later = [i for i, k in found(one, Kernel) if written(k) & set(outputs)]
+                if later:
+                    again = edit(traces, rank, (later[0], (one.events[later[0]], event)))
+                    yield Mutant("filled again", LINEAGE, again)
                 if len(outputs) > 1:
                     yield Mutant("half filled", BUFFERS, become(Fill(outputs[:1])))
             case Return(name, buffer):
@@ -408,6 +459,11 @@ def of_buffers(plan: Plan, traces: Traces, rank: int) -> Iterator[Mutant]:
                 yield Mutant("result twice", LINEAGE, become(event, event))
                 yield Mutant("result freed", BUFFERS, become(event, Free(buffer)))
                 yield Mutant("result written", BUFFERS, become(event, Fill((buffer,))))
+
+
+def written(kernel: Kernel) -> set[int]:
+    """Buffers that a call writes."""
+    return {operand.buffer for operand in kernel.outputs}
 
 
 def of_sizes(traces: Traces, rank: int) -> Iterator[Mutant]:

@@ -116,7 +116,7 @@ class Nest(Walks):
         return self.travelling(loop, rest, steps, tensors)
 
     def owners(self, loop: Loop) -> Iterator[tuple[Owners, Tiles]]:
-        """Whose tile is worked on at each step, if no input comes by: relayed ones end with ours."""
+        """Whose tile is worked on at each step if no input comes by; relayed ones end with ours."""
         walk = loop.walks[-1]
         size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
         back = 1 if walk.reverse else -1
