@@ -227,14 +227,11 @@ def of_all_collectives(plan: Plan, traces: Traces) -> Iterator[Mutant]:
     for number, (_, c) in enumerate(found(traces[0], Collective)):
         size = mesh.extent(c.dim)
 
-        def changed(number: int = number, **more: object) -> Traces | None:
-            return everywhere(traces, Collective, number, lambda rank, event: _altered(event, more))
-
         if c.kind == "broadcast":
-            root = changed(root=(c.root + 1) % size)
+            root = altered(traces, number, root=(c.root + 1) % size)
             yield Mutant("wrong root everywhere", LINEAGE | MEMORY | BUFFERS, root)
         if c.kind == "all-reduce":
-            other = changed(reduce="sum" if c.reduce == "max" else "max")
+            other = altered(traces, number, reduce="sum" if c.reduce == "max" else "max")
             yield Mutant("max for sum everywhere", LINEAGE, other)
         gone = traces
         for rank, one in enumerate(traces):
@@ -243,8 +240,9 @@ def of_all_collectives(plan: Plan, traces: Traces) -> Iterator[Mutant]:
         yield Mutant("no collective anywhere", LINEAGE | BUFFERS | MEMORY, gone)
 
 
-def _altered(event: Event, more: dict) -> tuple[Event, ...]:
-    return (replace(event, **more),)
+def altered(traces: Traces, number: int, **more: object) -> Traces | None:
+    """One collective, changed in the same way on all ranks."""
+    return everywhere(traces, Collective, number, lambda rank, event: (replace(event, **more),))
 
 
 def of_all_joins(traces: Traces) -> Iterator[Mutant]:

@@ -25,6 +25,7 @@ class Atoms:
 
     def __init__(self, program: Program) -> None:
         self.program, self.mesh = program, program.mesh
+        self._known: dict[tuple, tuple] = {}  # asked for again and again, by every rank
 
     @cached_property
     def count(self) -> dict[str, int]:
@@ -98,8 +99,12 @@ class Atoms:
 
     def iterations(self, axis: str, here: Coordinate) -> tuple[int, ...]:
         """The atoms of an axis that a rank works on, over all its steps."""
-        held = {dim: (here[dim],) for dim in self.program.parallel_dims(axis)}
-        return self.owned(self.order(None, axis), axis, held)
+        places = tuple((dim, here[dim]) for dim in self.program.parallel_dims(axis))
+        key = (axis, places)
+        if key not in self._known:
+            held = {dim: (i,) for dim, i in places}
+            self._known[key] = self.owned(self.order(None, axis), axis, held)
+        return self._known[key]
 
     def region(
         self, tensor: Tensor, here: Coordinate, split: Mapping[str, Iterable[str]]
@@ -111,11 +116,17 @@ class Atoms:
             here: the rank's coordinate.
             split: per axis the dimensions that split it; of an axis left out all is there.
         """
-        found = []
-        for axis in tensor.axes:
-            held = {dim: (here[dim],) for dim in split.get(axis, ())}
-            found.append(self.owned(self.order(tensor, axis), axis, held))
-        return tuple(found)
+        places = tuple(
+            (axis, tuple((dim, here[dim]) for dim in dims)) for axis, dims in split.items()
+        )
+        key = (tensor.name, places)
+        if key not in self._known:
+            held = {axis: {dim: (i,) for dim, i in place} for axis, place in places}
+            self._known[key] = tuple(
+                self.owned(self.order(tensor, axis), axis, held.get(axis, {}))
+                for axis in tensor.axes
+            )
+        return self._known[key]
 
     def pinned(self, tensor: Tensor, here: Coordinate) -> Region:
         """What the caller holds, or wants, of a tensor on a rank."""

@@ -28,7 +28,7 @@ class Axis:
     extent: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tensor:
     """A tensor of the operator.
 
@@ -48,7 +48,7 @@ class Tensor:
     pin: tuple[str | None, ...]
     reads: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """Every axis that the tensor carries, in the order of its dimensions."""
         return tuple(axis for dim in self.dims for axis in dim)
