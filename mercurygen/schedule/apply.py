@@ -12,9 +12,9 @@ from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.ir.program import Axis, Combine, Program, Tensor
 from mercurygen.schedule.complete import complete
 from mercurygen.schedule.directives import Directive, Pin
+from mercurygen.schedule.fault import Fault
 from mercurygen.schedule.rules import RULES
 from mercurygen.schedule.schedule import Schedule
-from mercurygen.schedule.stories import Fault
 
 
 def start(operator: Operator, problem: Problem | Sizes, mesh: Mesh) -> Program:

@@ -13,8 +13,9 @@ from mercurygen.ir.layout import Order
 from mercurygen.ir.problem import divisors, nearest_multiples
 from mercurygen.ir.program import BorderStep, Program, Tensor
 from mercurygen.schedule.directives import Reshard
+from mercurygen.schedule.fault import Fault
 from mercurygen.schedule.rules.tile import MOST_PARTS
-from mercurygen.schedule.stories import Fault, fault_of_stories
+from mercurygen.schedule.stories import fault_of_stories
 
 SETTLED = tuple[Program, None] | tuple[None, Fault]
 OWN_BODY = "body"  # the kernel that is the operator's own lines
