@@ -182,6 +182,7 @@ ATTENTION = {
     "ring": Named(A, ONE, ROWS.format("m") + "shift k, v: S_kv along m"),
     "all-gather": Named(A, ONE, ROWS.format("m") + "shard k, v: S_kv over m"),
     "Ulysses": Named(A, ODD, "parallelize H over m"),
+    "Ulysses in two stages": Named(A, ("a=2 b=3", "a=3 b=2"), "parallelize H over a, b"),
     "unified": Named(
         A,
         ("n=2 m=2", "n=2 m=3"),

@@ -10,7 +10,6 @@ from itertools import islice
 from textwrap import dedent
 
 import pytest
-
 from drawn import GROUPS, draws
 from plans import OPERATORS, SCHEDULES, directives_of, mesh_of, problem_of
 
@@ -88,8 +87,8 @@ def test_shuffled_directives() -> None:
     """Halves of schedules, in any order, also such as no complete program has."""
     print("seed", SEED)
     rng = random.Random(SEED)
-    for start, directives in list(space(SEED, Problem(seq=768, heads=8, kv_heads=8)))[:200]:
-        program = start
+    for begin, directives in list(space(SEED, Problem(seq=768, heads=8, kv_heads=8)))[:200]:
+        program = begin
         for directive in rng.sample(directives, len(directives)):
             rule = RULES[type(directive)]
             if rule.refuse(program, directive) is None:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import pytest
-import torch
-from numeric_cases import Call, Problem, check_forward, peak_bytes, record_call
-from ranks import Ranks
+from numeric_cases import Problem
 
-from mercurygen.emit.callsites import check_text
 from mercurygen.emit.module import emit
 from mercurygen.errors import Refusal
-from mercurygen.lower.events import Batch, Collective, Message, Trace
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.trace import trace
 from mercurygen.operators import load
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.schedule import Schedule

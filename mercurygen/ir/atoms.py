@@ -27,6 +27,7 @@ class Atoms:
         self.program, self.mesh = program, program.mesh
         self._regions: dict[tuple, Region] = {}
         self._elements: dict[tuple, int] = {}
+        self._known: dict[tuple, tuple] = {}
 
     @cached_property
     def count(self) -> dict[str, int]:
@@ -100,8 +101,12 @@ class Atoms:
 
     def iterations(self, axis: str, here: Coordinate) -> tuple[int, ...]:
         """The atoms of an axis that a rank works on, over all its steps."""
-        held = {dim: (here[dim],) for dim in self.program.parallel_dims(axis)}
-        return self.owned(self.order(None, axis), axis, held)
+        places = tuple((dim, here[dim]) for dim in self.program.parallel_dims(axis))
+        key = (axis, places)
+        if key not in self._known:
+            held = {dim: (i,) for dim, i in places}
+            self._known[key] = self.owned(self.order(None, axis), axis, held)
+        return self._known[key]
 
     def region(
         self, tensor: Tensor, here: Coordinate, split: Mapping[str, Iterable[str]]
@@ -147,6 +152,12 @@ class Atoms:
             raise InternalError(f"{axis} of {tensor.name} is not dealt along {dim}")
         return interleaving(order, self.mesh, dim, whole)
 
+    @property
+    def striped(self) -> tuple[str, ...]:
+        """Axes whose atoms are every n-th token: of several, the tokens interleave in storage."""
+        order = self.program.order
+        return self.program.mask_axes if order.kind == "striped" else ()
+
     @cached_property
     def domain(self) -> Liveness:
         """Which pairs of atoms of the mask's axes are live."""
@@ -155,8 +166,9 @@ class Atoms:
             return Liveness("full", None, False, 1, 1)
         rows = program.mask_axes[0]
         count = self.count[rows]
-        striped = program.order.kind == "striped"
-        return Liveness(program.mask, program.window, striped, count, program.extent(rows) // count)
+        return Liveness(
+            program.mask, program.window, bool(self.striped), count, program.extent(rows) // count
+        )
 
     def elements(self, tensor: Tensor, region: Region) -> int:
         """Elements of a part of a tensor."""
