@@ -118,3 +118,5 @@ order S: {problem.order} over {dims}
     plan = lower(apply(ATTENTION, source.schedule, source.spans))
     assert not isinstance(plan, Refusal), plan.slug
     return Made(source.schedule, plan)
+WHOLE_PINS = "pin k, v: S over {0}\npin q: replicated\npin out, lse: replicated\n"
+WHOLE = "parallelize S_kv over m\nreplicate q over m\nreplicate out, lse over m"
