@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mercurygen.emit import held
 from mercurygen.emit.border import outer_argument
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Gather, Loop, Plan, Reduce
 
 PAIR = "tuple[Tensor, Tensor]"
-SHAPES = (
-    '    """q [B, s, h, D], k [B, s, k, D], v [B, s, k, E] -> out [B, s, h, E], lse [B, h, s]"""'
-)
 
 
 def partial(plan: Plan) -> bool:
@@ -214,7 +212,7 @@ def _reducing(names: Names) -> str:
     plan = names.plan
     lines = [
         names.signature("_attend", [], group_dims(plan), PAIR),
-        SHAPES,
+        _shapes(names.plan),
         f"    out, lse = {names.call(0)}",
     ]
     if names.raw:
@@ -226,6 +224,13 @@ def _reducing(names: Names) -> str:
         else:
             lines.append(f"    out, lse = _reduce_scatter(out, lse, {group}{_outer(plan, reduce)})")
     return "\n".join([*lines, "    return out.to(q.dtype), lse"])
+
+
+def _shapes(plan: Plan) -> str:
+    """What `_attend` is given and returns."""
+    q, k, out, lse = (held.length(plan, x).replace("S", "s") for x in ("q", "k", "out", "lse"))
+    given = f"q [B, {q}, h, D], k [B, {k}, k, D], v [B, {k}, k, E]"
+    return f'    """{given} -> out [B, {out}, h, E], lse [B, h, {lse}]"""'
 
 
 def _function(names: Names, index: int) -> str:
@@ -261,7 +266,7 @@ def _doc(names: Names, index: int, whole: bool) -> list[str]:
     """What a level does."""
     level = names.levels[index]
     if whole:
-        return [SHAPES]
+        return [_shapes(names.plan)]
     if not level.last:
         dim = level.loop.walks[-1].dim
         return [f'    """Out and lse of our queries over the keys that all ranks along {dim} have here."""']
