@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import border, held, results
+from mercurygen.emit import border, held, levels, results
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Plan
 
@@ -73,7 +73,9 @@ def _given(plan: Plan, name: str) -> str:
     """What a rank's caller gives of a tensor."""
     if held.whole(plan.program, name):
         return "all of it, the same on every rank"
-    return "this rank's slice, as cut by `shard`" if plan.program.mesh.dims else "the whole sequence"
+    return (
+        "this rank's slice, as cut by `shard`" if plan.program.mesh.dims else "the whole sequence"
+    )
 
 
 def _body(plan: Plan) -> list[str]:
@@ -86,7 +88,7 @@ def _body(plan: Plan) -> list[str]:
         lines.append(f"{', '.join(groups)} = (mesh.get_group(name) for name in MESH)")
     lines += ["", *border.before(plan)]
     if plan.nest.stages or plan.program.replicated:
-        dims = results.group_dims(plan) if results.partial(plan) else plan.row_dims
+        dims = results.group_dims(plan) if levels.partial(plan) else plan.row_dims
         given = "".join(f", {variable(dim)}" for dim in dims)
         lines.append(f"out, lse = _attend(q, k, v{given}, scale)")
     else:

@@ -134,7 +134,11 @@ def _stage_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _loop_rows(
-    plan: Plan, loop: Loop, rounds: int, gathered: set[tuple[str, str]], rows: list[tuple[str, str, str]]
+    plan: Plan,
+    loop: Loop,
+    rounds: int,
+    gathered: set[tuple[str, str]],
+    rows: list[tuple[str, str, str]],
 ) -> int:
     """Add the rows of a loop that runs so many times; return how often its tiles come by."""
     mesh = plan.program.mesh

@@ -6,7 +6,7 @@ import ast
 import hashlib
 from math import lcm, prod
 
-from mercurygen.emit import border, entry, header, held, nest, results, walk
+from mercurygen.emit import border, entry, header, held, levels, nest, results, walk
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import SEQUENCE
@@ -193,7 +193,7 @@ def _sections(plan: Plan) -> list[str]:
     else:
         sections.append(("layout: one rank owns all tokens", [render("single")]))
     if plan.nest.stages or plan.program.replicated:
-        body = results.functions(plan) if results.partial(plan) else [nest.attend(plan)]
+        body = results.functions(plan) if levels.partial(plan) else [nest.attend(plan)]
         texts = [*body, *nest.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
     if plan.before:
@@ -204,14 +204,19 @@ def _sections(plan: Plan) -> list[str]:
     if border.joins(plan):
         sections[-1][1].append(border.join_function(plan))
     block = [render("block")]
-    if plan.nest.begin != "only" or results.merged(plan):
-        block.append(render("merge", blind_rows=results.blind_rows(plan)))
+    if plan.nest.begin != "only" or levels.merged(plan):
+        block.append(render("merge", blind_rows=levels.blind_rows(plan)))
     sections.append(("one block on one GPU", block))
     checks = [entry.check(plan)]
     if mesh.dims:
         names = tuple(tensor.name for tensor in plan.program.inputs)
         whole = tuple(name for name in names if held.whole(plan.program, name))
-        values = {"whole": "".join(whole), "sliced": len(whole) < len(names)}
+        values = {
+            "whole": "".join(whole),
+            "listed": held.listed(whole) if whole else "",
+            "sliced": len(whole) < len(names),
+            "of_slices": f'name not in "{"".join(whole)}" and ' if whole else "",
+        }
         checks.append(render("check_inputs", **values))
     sections.append(("checks", checks))
     sections.append(_self_check(plan))
@@ -219,7 +224,7 @@ def _sections(plan: Plan) -> list[str]:
 
 
 def _nest_heading(plan: Plan) -> str:
-    if results.partial(plan):
+    if levels.partial(plan):
         whole = " and ".join(results.group_dims(plan))
         whole = whole if len(whole) < 30 else "tiles"
         return f"{whole}: {results.heading(plan)}"
@@ -248,7 +253,9 @@ def _self_check(plan: Plan) -> tuple[str, list[str]]:
     reference = render("reference", mesh_type="DeviceMesh", device="mesh.device_type", **values)
     local = {t: seq if held.whole(plan.program, t) else seq // mesh.size for t in "qk"}
     others = not held.whole(plan.program, "k")  # a rank has keys of its own
-    check = render("self_check", local=local["k"], rows=local["q"], blind=others, **values)
+    values |= {"local": local["k"], "rows": local["q"], "blind": others}
+    values["all_seen"] = causal and local["q"] > local["k"]
+    check = render("self_check", **values)
     return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [reference, check]
 
 

@@ -138,7 +138,9 @@ class Playback:
             case Wait(op):
                 return f"waits for transfer {op}"
             case Kernel(inputs, block=block):
-                return f"runs the kernel on {' and '.join(label[x.buffer] for x in inputs)}, {block}"
+                return (
+                    f"runs the kernel on {' and '.join(label[x.buffer] for x in inputs)}, {block}"
+                )
             case Merge(sources):
                 return f"merges {' and '.join(label[x] for x in sources)}"
             case Weigh() | Unweigh():
@@ -335,7 +337,10 @@ class Playback:
         """`_weigh`."""
         event = self.expect(Weigh, "weighs results")
         for name, number, tensor in zip(
-            ("out", "lse", "largest lse"), (*event.sources, event.most), (out, lse, most), strict=True
+            ("out", "lse", "largest lse"),
+            (*event.sources, event.most),
+            (out, lse, most),
+            strict=True,
         ):
             self.bind(f"{name} that is weighed", number, tensor.storage)
         packed = Tensor.new([out.numel() + lse.numel()], self.accumulator, "weighed")

@@ -207,9 +207,7 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
                 later = {s.dim for s in program.stages if s.kind == "scatter"}
                 later -= {r.dim for r in found if first.name in r.tensors}
                 whole = [
-                    d
-                    for d in order.dims
-                    if d in later or program.stored(first, d) != scatter.axis
+                    d for d in order.dims if d in later or program.stored(first, d) != scatter.axis
                 ]
                 join = interleaving(order, program.mesh, dim, whole)
                 found.append(_reduce(program, combine, dim, scatter.axis, join, scatter.dtype))
