@@ -23,6 +23,8 @@ def not_emitted(plan: Plan) -> str | None:
             return "partial results of rings inside rings"
         if not loop.tensors and not _cut_evenly(plan, loop):
             return "results that go home from tokens in this order"
+    if any(reduce.dtype for reduce in plan.nest.reduces):
+        return "partial results that cross links in less than float32"
     if plan.nest.begin == "first" and plan.program.mask != "full":
         return "partial results that begin with a block that the mask cuts"
     return None
