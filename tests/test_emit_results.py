@@ -331,10 +331,11 @@ def test_more(name: str) -> None:
 @pytest.mark.parametrize("name", ERRORS)
 def test_partial_results_are_not_rounded(name: str) -> None:
     """In bfloat16 eight ranks are as good as two: partial results cross links in float32."""
-    two, eight = (
-        max(error for error, _ in RANKS[world].result(f"error-{name}")) for world in (2, 8)
-    )
-    assert 0 < eight <= 1.5 * two
+    for what in (0, 1):  # out, lse: of rounded ones the latter would be off a hundred times more
+        two, eight = (
+            max(errors[what] for errors in RANKS[world].result(f"error-{name}")) for world in (2, 8)
+        )
+        assert 0 < eight <= 1.5 * two
 
 
 # --- the text -------------------------------------------------------------------------------
