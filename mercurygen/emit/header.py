@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from textwrap import wrap
 
+from mercurygen.emit import held, moves
 from mercurygen.emit.entry import global_multiple, head_split
 from mercurygen.emit.words import arrangement, mib, times
 from mercurygen.ir.mesh import cover
-from mercurygen.lower.plan import Gather, Plan, Swap, Walk
+from mercurygen.lower.plan import Gather, Loop, Plan, Swap, Walk
 from mercurygen.lower.trace import trace
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.schedule.text import header_lines
@@ -20,15 +21,10 @@ def docstring(schedule: Schedule, plan: Plan) -> str:
     """The text between the module's triple quotes."""
     ranks = plan.program.mesh.size
     over = f"{ranks} GPUs: {arrangement(schedule.links)}" if ranks > 1 else "1 GPU"
-    held = (
-        "Every rank holds a slice of the sequence with all heads, and gets back the same slice of "
-        "the output."
-        if ranks > 1
-        else "The one rank holds the whole sequence."
-    )
+    holds = _holds(plan) if ranks > 1 else "The one rank holds the whole sequence."
     sections = [
         f"{_title(schedule)} over {over}.",
-        "\n".join(wrap(held, WIDTH)),
+        "\n".join(wrap(holds, WIDTH)),
         "Schedule\n" + "\n".join(f"    {line}" for line in schedule_lines(schedule)),
         why(schedule),
         _traffic(schedule, plan),
@@ -44,6 +40,22 @@ def _title(schedule: Schedule) -> str:
     kind = "multi-head" if problem.heads == problem.kv_heads else "grouped-query"
     kind = "multi-query" if problem.kv_heads == 1 < problem.heads else kind
     return f"{'Causal' if problem.mask == 'causal' else 'Full'} {kind} attention"
+
+
+def _holds(plan: Plan) -> str:
+    """What the caller has on a rank."""
+    names = held.all_whole(plan)
+    inputs = tuple(name for name in ("q", "k", "v") if name in names)
+    if not names:
+        return (
+            "Every rank holds a slice of the sequence with all heads, and gets back the same slice "
+            "of the output."
+        )
+    cut = tuple(name for name in ("q", "k", "v") if name not in names)
+    has = [f"all of {held.listed(inputs)}"] if inputs else []
+    has += [f"a slice of the sequence of {held.listed(cut)} with all heads"] if cut else []
+    back = "all of the output" if "out" in names else "the same slice of the output"
+    return f"Every rank holds {' and '.join(has)}, and gets back {back}."
 
 
 def schedule_lines(schedule: Schedule) -> list[str]:
@@ -112,26 +124,43 @@ def _swap_row(plan: Plan, swap: Swap) -> tuple[str, str, str]:
 def _stage_rows(plan: Plan) -> list[tuple[str, str, str]]:
     """How the tiles come, stage by stage; inner stages run once for every tile of the outer."""
     rows = []
-    nest, mesh = plan.nest, plan.program.mesh
-    split = [d for d in mesh.names if plan.program.stored(plan.program.tensor("k"), d)]
-    rounds = 1
-    for stage in nest.stages:
+    nest = plan.nest
+    rounds, gathered = 1, set()
+    for loop in nest.loops:
+        rounds = _loop_rows(plan, loop, rounds, gathered, rows)
+        if loop.outputs:
+            rows.append(moves.home_row(plan, loop))
+    return rows + [moves.reduce_row(plan, reduce) for reduce in nest.reduces]
+
+
+def _loop_rows(
+    plan: Plan,
+    loop: Loop,
+    rounds: int,
+    gathered: set[tuple[str, str]],
+    rows: list[tuple[str, str, str]],
+) -> int:
+    """Add the rows of a loop that runs so many times; return how often its tiles come by."""
+    mesh = plan.program.mesh
+    tensors = " and ".join(loop.tensors)
+    for stage in loop.stages:
         size = mesh.extent(stage.dim)
-        tile = sum(plan.nbytes(name, tuple(split)) for name in nest.tensors)
-        tensors = " and ".join(nest.tensors)
+        tile = 0
+        for name in loop.tensors:
+            stored = [d for d in mesh.names if plan.program.stored(plan.program.tensor(name), d)]
+            tile += plan.nbytes(name, tuple(d for d in stored if (name, d) not in gathered))
         match stage:
             case Walk():
                 steps = rounds * (size - 1)
-                rows.append(
-                    (stage.dim, "ring", f"{tensors} {mib(tile)} a step, {times(steps, 'step')}")
-                )
+                words = f"{tensors} {mib(tile)} a step, {times(steps, 'step')}"
+                rows += [(stage.dim, "ring", words)] if loop.tensors else []
                 rounds *= size
             case Gather():
                 sent = mib(tile * (size - 1))
                 often = f", {times(rounds, 'time')}" if rounds > 1 else ""
                 rows.append((stage.dim, "all-gather", f"{tensors} {sent}{often}"))
-                split.remove(stage.dim)
-    return rows
+                gathered |= {(name, stage.dim) for name in loop.tensors}
+    return rounds
 
 
 # --- memory, order, shapes ------------------------------------------------------------------
@@ -184,6 +213,7 @@ def _order(plan: Plan) -> str:
 def _shapes(plan: Plan) -> str:
     mesh, split = plan.program.mesh, head_split(plan)
     slice_ = "its slice of the sequence" if mesh.dims else "the sequence"
+    slice_ += ", N the whole sequence" if held.all_whole(plan) else ""
     text = (
         f"Shapes on one rank: B batch, S {slice_}, H heads, K key/value heads, "
         "D head size of q and k, E of v and out"

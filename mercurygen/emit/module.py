@@ -10,6 +10,8 @@ from mercurygen.emit import (
     border,
     entry,
     header,
+    held,
+    levels,
     nest,
     operator_module,
     operator_refusals,
@@ -47,6 +49,7 @@ _TORCH = (
     ("DeviceMesh", "from torch.distributed import DeviceMesh"),
     ("P2POp", "from torch.distributed import P2POp"),
     ("Placement", "from torch.distributed.tensor import Placement"),
+    ("Replicate", "from torch.distributed.tensor import Replicate"),
     ("Shard", "from torch.distributed.tensor import Shard"),
 )
 
@@ -93,12 +96,13 @@ def refuse(plan: Plan, operator: Operator | None = None) -> Refusal | None:
         return _refused(operator_refusals.not_emitted(plan, operator))
     for tensor in program.tensors:
         for dim, axis in zip(program.mesh.names, tensor.pin, strict=True):
-            if axis != program.sequence(tensor):
-                held = f"{tensor.name} is pinned {axis or 'replicated'} over {dim}"
+            if axis != program.sequence(tensor) and not held.whole(program, tensor.name):
+                pinned = f"{tensor.name} is pinned {axis or 'replicated'} over {dim}"
                 names = ", ".join(t.name for t in program.tensors)
                 dims = ", ".join(program.mesh.names)
                 explain = (
-                    f"{held}: a module's tensors are slices of the sequence over all dimensions",
+                    f"{pinned}: a module's tensors are slices of the sequence over all "
+                    "dimensions, or whole on every rank",
                     f"write `pin {names}: S over {dims}`, or leave the pins out",
                 )
                 return Refusal("pin-not-supported", lambda explain=explain: explain)
@@ -167,10 +171,11 @@ def _constants(plan: Plan) -> str:
     mesh, program = plan.program.mesh, plan.program
     sizes = ", ".join(f'"{dim.name}": {dim.size}' for dim in mesh.dims)
     lines = [f"MESH: dict[str, int] = {{{sizes}}}", f"WORLD_SIZE = {mesh.size}"]
-    by_dim: dict[int, list[str]] = {}
+    placements: dict[str, list[str]] = {}
     for tensor in program.tensors:
-        axis = program.sequence(tensor)
-        by_dim.setdefault(tensor.dimension(axis), []).append(tensor.name)
+        cut = f"Shard({tensor.dimension(program.sequence(tensor))})"
+        place = "Replicate()" if held.whole(program, tensor.name) else cut
+        placements.setdefault(place, []).append(tensor.name)
     count = len(mesh.dims)
     if count:
         lines.insert(2, "# Of the sequence in storage order: unshard puts it into global order.")
@@ -178,8 +183,8 @@ def _constants(plan: Plan) -> str:
         names = ", ".join(f'"{tensor.name}"' for tensor in program.tensors)
         lines.append(f"PLACEMENTS: dict[str, tuple] = dict.fromkeys(({names}), ())")
         return "\n".join(lines)
-    for index, (dim, tensors) in enumerate(by_dim.items()):
-        placed = f"(Shard({dim}),) * {count}" if count > 1 else f"(Shard({dim}),)"
+    for index, (place, tensors) in enumerate(placements.items()):
+        placed = f"({place},) * {count}" if count > 1 else f"({place},)"
         names = ", ".join(f'"{name}"' for name in tensors)
         if index == 0:
             lines.append(
@@ -203,6 +208,7 @@ def _sections(plan: Plan) -> list[str]:
     multiple = entry.global_multiple(plan)
     if mesh.dims:
         values = {"world": mesh.size, "multiple": multiple, "causal": causal}
+        values["whole"] = held.listed(held.all_whole(plan)) if held.all_whole(plan) else ""
         layout = render("layout", order=order.kind, **values)
         sections.append(
             (
@@ -213,7 +219,7 @@ def _sections(plan: Plan) -> list[str]:
     else:
         sections.append(("layout: one rank owns all tokens", [render("single")]))
     if plan.nest.stages or plan.program.replicated:
-        body = results.functions(plan) if results.partial(plan) else [nest.attend(plan)]
+        body = results.functions(plan) if levels.partial(plan) else [nest.attend(plan)]
         texts = [*body, *nest.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
     if plan.before:
@@ -224,19 +230,27 @@ def _sections(plan: Plan) -> list[str]:
     if border.joins(plan):
         sections[-1][1].append(border.join_function(plan))
     block = [render("block")]
-    if plan.nest.begin != "only" or results.merged(plan):
-        block.append(render("merge", blind_rows=results.blind_rows(plan)))
+    if plan.nest.begin != "only" or levels.merged(plan):
+        block.append(render("merge", blind_rows=levels.blind_rows(plan)))
     sections.append(("one block on one GPU", block))
     checks = [entry.check(plan)]
     if mesh.dims:
-        checks.append(render("check_inputs"))
+        names = tuple(tensor.name for tensor in plan.program.inputs)
+        whole = tuple(name for name in names if held.whole(plan.program, name))
+        values = {
+            "whole": "".join(whole),
+            "listed": held.listed(whole) if whole else "",
+            "sliced": len(whole) < len(names),
+            "of_slices": f'name not in "{"".join(whole)}" and ' if whole else "",
+        }
+        checks.append(render("check_inputs", **values))
     sections.append(("checks", checks))
     sections.append(_self_check(plan))
     return [f"{_heading(title)}\n\n\n" + "\n\n\n".join(texts) for title, texts in sections]
 
 
 def _nest_heading(plan: Plan) -> str:
-    if results.partial(plan):
+    if levels.partial(plan):
         whole = " and ".join(results.group_dims(plan))
         whole = whole if len(whole) < 30 else "tiles"
         return f"{whole}: {results.heading(plan)}"
@@ -263,7 +277,11 @@ def _self_check(plan: Plan) -> tuple[str, list[str]]:
         )
         return "self-check: python NAME.py", [reference, render("self_check_single")]
     reference = render("reference", mesh_type="DeviceMesh", device="mesh.device_type", **values)
-    check = render("self_check", local=seq // mesh.size, **values)
+    local = {t: seq if held.whole(plan.program, t) else seq // mesh.size for t in "qk"}
+    others = not held.whole(plan.program, "k")  # a rank has keys of its own
+    values |= {"local": local["k"], "rows": local["q"], "blind": others}
+    values["all_seen"] = causal and local["q"] > local["k"]
+    check = render("self_check", **values)
     return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [reference, check]
 
 
