@@ -6,7 +6,8 @@ import ast
 import hashlib
 from math import lcm, prod
 
-from mercurygen.emit import border, entry, header, nest, walk
+from mercurygen.emit import border, entry, header, masks, nest, walk
+from mercurygen.emit.needed import need_form, uneven
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import SEQUENCE
@@ -99,16 +100,14 @@ def _not_emitted(plan: Plan) -> str | None:
     program, loops = plan.program, plan.nest.loops
     if program.operator != "attention":
         return f"operator {program.operator}"
-    if program.order.kind == "striped" and nest.mask_form(plan) == "chunks":
+    if program.order.kind == "striped" and masks.mask_form(plan) == "chunks":
         return "a causal mask on stripes of one token"
     if plan.tiles:
         return "a tile loop"
     if plan.nest.reduces or len(loops) > 1 or any(loop.outputs for loop in loops):
         return "partial results"
-    for loop in loops:
-        for each in loop.walks:
-            if each.direct or each.reverse or each.both or each.ahead != 1:
-                return f"the option of the shift along {each.dim}"
+    if need_form(plan) is None or uneven(plan):
+        return "a direct shift outside of one along an outer dimension"
     border = (*plan.before, *plan.after)
     if not all(isinstance(step, Swap) for step in border):
         return "a reshard of what is replicated"
@@ -188,7 +187,7 @@ def _sections(plan: Plan) -> list[str]:
     else:
         sections.append(("layout: one rank owns all tokens", [render("single")]))
     if plan.nest.stages or plan.program.replicated:
-        texts = [nest.attend(plan), *nest.visible_functions(plan), *walk.functions(plan)]
+        texts = [nest.attend(plan), *masks.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
     if plan.before:
         dims = " and ".join(dict.fromkeys(swap.dim for swap in plan.before))
