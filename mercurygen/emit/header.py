@@ -5,8 +5,10 @@ from __future__ import annotations
 from textwrap import wrap
 
 from mercurygen.emit.entry import global_multiple, head_split
+from mercurygen.emit.needed import cut_outside, need_form
 from mercurygen.emit.words import arrangement, mib, times
 from mercurygen.ir.mesh import cover
+from mercurygen.lower.events import Batch
 from mercurygen.lower.plan import Gather, Plan, Swap, Walk
 from mercurygen.lower.trace import trace
 from mercurygen.schedule.schedule import Schedule
@@ -121,9 +123,8 @@ def _stage_rows(plan: Plan) -> list[tuple[str, str, str]]:
         tensors = " and ".join(nest.tensors)
         match stage:
             case Walk():
-                steps = rounds * (size - 1)
                 rows.append(
-                    (stage.dim, "ring", f"{tensors} {mib(tile)} a step, {times(steps, 'step')}")
+                    (stage.dim, *_walk_cells(plan, stage, f"{tensors} {mib(tile)}", rounds))
                 )
                 rounds *= size
             case Gather():
@@ -132,6 +133,33 @@ def _stage_rows(plan: Plan) -> list[tuple[str, str, str]]:
                 rows.append((stage.dim, "all-gather", f"{tensors} {sent}{often}"))
                 split.remove(stage.dim)
     return rows
+
+
+def _walk_cells(plan: Plan, walk: Walk, tile: str, rounds: int) -> tuple[str, str]:
+    """How the tiles of a walk come, and how much each rank sends for it."""
+    size, word = plan.program.mesh.extent(walk.dim), "direct" if walk.direct else "ring"
+    if walk.both and size > 2:
+        steps = times(rounds * (size // 2), "step")
+        return "ring both ways", f"{tile} a step and way, {steps}"
+    steps = times(rounds * (size - 1), "step")
+    if not walk.direct and not cut_outside(plan, walk.dim) or need_form(plan) == "whole":
+        return word, f"{tile} a step, {steps}"
+    sent = _sent(plan, walk.dim)
+    least, most = mib(min(sent)), mib(max(sent))
+    amount = most if least == most else f"{least} to {most} by rank"
+    return word, f"{' and '.join(plan.nest.tensors)} {amount}, {steps}: what the mask leaves"
+
+
+def _sent(plan: Plan, dim: str) -> list[int]:
+    """Bytes that every rank sends in batches along a dimension."""
+    found = []
+    for rank in range(plan.program.mesh.size):
+        played = trace(plan, rank)
+        batches = [event for event in played.events if isinstance(event, Batch)]
+        sends = [message for batch in batches if batch.dim == dim for message in batch.sends]
+        sizes = (played.buffers[m.buffer].nbytes if m.nbytes is None else m.nbytes for m in sends)
+        found.append(sum(sizes))
+    return found
 
 
 # --- memory, order, shapes ------------------------------------------------------------------

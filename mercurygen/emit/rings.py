@@ -240,11 +240,7 @@ def _passed_ahead(plan: Plan, ring: Ring) -> list[str]:
     else:
         rest = ["    yield from held"]
     return [
-        "    held = [tiles]  # in order of use",
-        f"    for step in range({ahead - 1}):  # they are here before ours are used",
-        f"        arriving = {arriving('spare[step]')}",
-        f"        _wait({_shift(plan, ring, 'held[-1]')})",
-        "        held = [*held, arriving]",
+        *_first_hops(plan, ring),
         f"    for step in range(size - {ahead}):",
         f"        arriving = {arriving(f'spare[(step + {ahead - 1}) % {ahead + 1}]')}",
         f"        works = {_shift(plan, ring, 'held[-1]')}",
@@ -257,23 +253,48 @@ def _passed_ahead(plan: Plan, ring: Ring) -> list[str]:
     ]
 
 
+def _first_hops(plan: Plan, ring: Ring) -> list[str]:
+    """The hops that are over before our own tiles are used."""
+    if ring.ahead == 2:
+        return [
+            f"    arriving = {_arriving(ring, 'spare[0]', 'tiles')}",
+            f"    _wait({_shift(plan, ring, 'tiles')})",
+            "    held = [tiles, arriving]  # in order of use",
+        ]
+    return [
+        "    held = [tiles]  # in order of use",
+        f"    for step in range({ring.ahead - 1}):",
+        f"        arriving = {_arriving(ring, 'spare[step]', 'held[-1]')}",
+        f"        _wait({_shift(plan, ring, 'held[-1]')})",
+        "        held = [*held, arriving]",
+    ]
+
+
 def _fetched_ahead(plan: Plan, ring: Ring) -> list[str]:
     ahead = ring.ahead
-    first = _fetch(plan, ring, "spare[step]", "step + 1")
     more = _fetch(plan, ring, f"spare[(step + {ahead - 1}) % {ahead + 1}]", f"step + {ahead}")
-    use = [
-        f"            yield {_owner(plan, ring, 'step')}tiles",
-        "            tiles, flights = _landed(flights)",
-    ]
+    landed = "tiles, flights = _landed(flights)"
+    if ahead == 2:
+        first = _fetch(plan, ring, "spare[0]", "1")
+        owner = f"(me {'-' if ring.reverse else '+'} 2) % size, " if with_owner(plan) else ""
+        last = [f"        yield {owner}tiles", f"        {landed}"]
+    else:
+        first = _fetch(plan, ring, "spare[step]", "step + 1")
+        first = f"{first} for step in range({ahead - 1})"
+        last = [
+            f"        for step in range(size - {ahead}, size - 1):  # all are on their way",
+            f"            yield {_owner(plan, ring, 'step')}tiles",
+            f"            {landed}",
+        ]
     return [
         "    own = tiles",
-        f"    flights = [{first} for step in range({ahead - 1})]",
+        f"    flights = [{first}]",
         "    try:",
         f"        for step in range(size - {ahead}):",
         f"            flights = [*flights, {more}]",
-        *use,
-        f"        for step in range(size - {ahead}, size - 1):  # all are on their way",
-        *use,
+        f"            yield {_owner(plan, ring, 'step')}tiles",
+        f"            {landed}",
+        *last,
         f"    {_IN_FLIGHT}",
         "        for works, _ in flights:",
         "            _wait(works)",
