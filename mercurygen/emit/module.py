@@ -177,7 +177,8 @@ def _sections(plan: Plan) -> list[str]:
     multiple = entry.global_multiple(plan)
     if mesh.dims:
         values = {"world": mesh.size, "multiple": multiple, "causal": causal}
-        layout = render("layout", order=order.kind, **values)
+        values |= {kind: order.kind == kind for kind in ("zigzag", "striped")}
+        layout = render("layout", **values)
         sections.append(
             (
                 "layout: which tokens a rank owns",

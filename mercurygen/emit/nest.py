@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import rings
+from mercurygen.emit import direct, rings
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.loops import leading, levels, walking
 from mercurygen.emit.masks import Form, mask_form
@@ -48,7 +48,7 @@ def _walk_call(plan: Plan, tiles: str) -> str:
         dims = ", ".join(variable(stage.dim) for stage in walking(plan))
         return f"_walk_tiles({tiles}, {dims})"
     dim, gathers = found[0]
-    beside = "".join(f", {variable(each)}" for each in rings.beside(plan))
+    beside = "".join(f", {variable(each)}" for each in direct.beside(plan))
     call = f"{rings.ring_name(plan, dim)}({tiles}, {variable(dim)}{beside})"
     for stage in gathers:
         call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from mercurygen.emit import direct
 from mercurygen.emit.loops import levels, walked, walking
 from mercurygen.emit.masks import mask_form
-from mercurygen.emit.needed import cut_outside, need_form
+from mercurygen.emit.needed import cut_outside
 from mercurygen.emit.templates import render
-from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Gather, Plan, Walk
 
 TILES = "tuple[Tensor, ...]"
@@ -85,18 +85,42 @@ def functions(plan: Plan) -> list[str]:
     texts = [_walk(plan, name, ring) for name, ring in found.items()]
     if any(ring.direct and ring.ahead > 1 for ring in found.values()):
         texts.append(render("landed"))
-    relayed = [ring for ring in found.values() if not ring.direct]
-    empty = any(ring.cut for ring in relayed) and need_form(plan) in ("before", "chunks")
-    if any(ring.both for ring in relayed):
-        texts.append(render("shift_both", some=" if x.numel()" if empty else ""))
-    ways = _ways(plan)
-    if ways:
-        texts.append(render("shift", ways=ways, empty=empty))
+    empty = any(ring.cut for ring in found.values()) and direct.may_be_empty(plan)
+    values = {"some": "", "unless": ""}
+    if empty:  # nothing may be read of a tile
+        values = {"some": " if x.numel()", "unless": " if recvs else []"}
+    if any(ring.both for ring in found.values()):
+        texts.append(render("shift_both", **values))
+    if ways := _ways(plan):
+        texts.append(render("shift", **_SHIFTS[tuple(ways)], **values))
     if any(ring.direct for ring in found.values()):
-        texts += _fetching(plan)
-    if need_form(plan) not in ("whole", None):
-        texts.append(render("front"))
+        texts += direct.functions(plan)
     return texts
+
+
+_SHIFTS = {  # by whether the rings are reversed: the words of `_shift`
+    (False,): {
+        "parameter": "",
+        "to": "to the next rank",
+        "theirs": "the previous rank's",
+        "before": "me - 1",
+        "after": "me + 1",
+    },
+    (True,): {
+        "parameter": "",
+        "to": "to the previous rank",
+        "theirs": "the next rank's",
+        "before": "me + 1",
+        "after": "me - 1",
+    },
+    (False, True): {
+        "parameter": ", on: int",
+        "to": "`on` ranks forward",
+        "theirs": "from as many back",
+        "before": "me - on",
+        "after": "me + on",
+    },
+}
 
 
 def _ways(plan: Plan) -> list[bool]:
@@ -122,7 +146,7 @@ def _walk(plan: Plan, name: str, ring: Ring) -> str:
     spare = [] if nested else [f"    spare = {buffers}{note}"]
     size = "size, me = group.size(), group.rank()" if owner else "size = group.size()"
     given = f"spare: list[{TILES}], " if nested else ""
-    more = "".join(f", {each}" for each in parameters(plan, ring))
+    more = "".join(f", {each}" for each in _parameters(plan, ring))
     return "\n".join(
         [
             f"def {name}(tiles: {TILES}, {given}group: dist.ProcessGroup{more})"
@@ -133,6 +157,11 @@ def _walk(plan: Plan, name: str, ring: Ring) -> str:
             *_body(plan, ring),
         ]
     )
+
+
+def _parameters(plan: Plan, ring: Ring) -> list[str]:
+    """What a ring must know beside its tiles and its group."""
+    return direct.parameters(plan) if ring.direct else []
 
 
 def _doc(plan: Plan, ring: Ring) -> str:
@@ -182,7 +211,7 @@ def _shift(plan: Plan, ring: Ring, held: str) -> str:
 def _fetch(plan: Plan, ring: Ring, buffer: str, step: str) -> str:
     """Ask for the tiles of a step."""
     step = f"-({step})" if ring.reverse and " " in step else f"-{step}" if ring.reverse else step
-    more = "".join(f", {each.partition(':')[0]}" for each in parameters(plan, ring))
+    more = "".join(f", {each.partition(':')[0]}" for each in _parameters(plan, ring))
     return f"_fetch(own, {buffer}, {step}, group{more})"
 
 
@@ -364,66 +393,3 @@ def spare_argument(plan: Plan, dim: str) -> str:
     """`, 4`: how many buffers a ring uses, where rings differ in that."""
     counts = {ring.buffers for ring in rings(plan).values()}
     return f", {rings(plan)[ring_name(plan, dim)].buffers}" if len(counts) > 1 else ""
-
-
-# --- straight from the owner ----------------------------------------------------------------
-
-
-def parameters(plan: Plan, ring: Ring) -> list[str]:
-    """What a direct ring must know to say how much of a tile a rank reads."""
-    form = need_form(plan)
-    if not ring.direct or form == "whole":
-        return []
-    if form == "chunks":
-        return [f"{variable(dim)}: dist.ProcessGroup" for dim in beside(plan)]
-    if _places(plan):
-        return ["ours: tuple[int, ...]", "theirs: tuple[int, ...]"]
-    return []
-
-
-def beside(plan: Plan) -> tuple[str, ...]:
-    """Dimensions beside a direct walk that split the rows, where it goes by numbers of chunks."""
-    walk, *_ = walked(plan)
-    if not walk.direct or need_form(plan) != "chunks":
-        return ()
-    return tuple(dim for dim in plan.row_dims if dim != walk.dim)
-
-
-def _places(plan: Plan) -> bool:
-    """Whether an owner is said by its places along several rings, and not by a number."""
-    return any(walk.direct for walk in walked(plan)[1:])
-
-
-def _fetching(plan: Plan) -> list[str]:
-    """`_fetch`, and what says how much is read."""
-    form = need_form(plan)
-    more = "".join(f", {each}" for each in parameters(plan, Ring(True, "", False, 1, False)))
-    mine, theirs = _asked(plan, "me", "owner"), _asked(plan, "reader", "me")
-    values = {"form": form, "more": more, "received": mine, "sent": theirs}
-    texts = [render("fetch", **values)]
-    if form == "whole":
-        return texts
-    place = "tuple[int, ...]" if _places(plan) else "int"
-    return [*texts, render("needed", form=form, place=place)]
-
-
-def _asked(plan: Plan, reader: str, owner: str) -> str:
-    """Arguments of `_needed`."""
-    if need_form(plan) != "chunks":
-        if _places(plan):
-            return f"(*ours, {reader}), (*theirs, {owner})"
-        return f"{reader}, {owner}"
-    dim, program = walked(plan)[0].dim, plan.program
-
-    def held(index: str, mine: tuple[str, ...]) -> str:
-        places = [
-            (
-                f"[{index}]"
-                if each == dim
-                else f"[{variable(each)}.rank()]" if each in mine else f'range(MESH["{each}"])'
-            )
-            for each in program.order.dims
-        ]
-        return f"_chunks({', '.join(places)})"
-
-    return f"{held(reader, beside(plan))}, {held(owner, ())}"

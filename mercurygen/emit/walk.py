@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from mercurygen.emit import rings
+from mercurygen.emit import direct, rings
 from mercurygen.emit.border import needs_runs, runs_argument, runs_name
 from mercurygen.emit.loops import leading, levels, walked, walking
 from mercurygen.emit.masks import Form, mask_form
@@ -78,9 +78,7 @@ def _walk_tiles(plan: Plan) -> str:
 
 def _around(plan: Plan, depth: int) -> str:
     """Our places along the rings around a direct one, and the owner's of the tile that is here."""
-    walk = walked(plan)[depth]
-    ring = rings.ring_of(plan, walk)
-    if not rings.parameters(plan, ring):
+    if not walked(plan)[depth].direct or not direct.parameters(plan):
         return ""
     names, outer = letters(plan.program.mesh.dims), [each.dim for each in walked(plan)[:depth]]
     ours = [f"{variable(dim)}.rank()" for dim in outer]
