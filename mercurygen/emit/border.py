@@ -86,7 +86,7 @@ def swap_functions(plan: Plan) -> list[str]:
     variant, name, takes = _variant(plan), runs_name(plan), needs_runs(plan)
     values = {"parameter": f", {name}: int", "argument": f", {name}"}
     values = values if takes else dict.fromkeys(values, "")
-    dealt = {"contiguous": "chunks", "striped": "tokens", "striped_runs": "tokens"}
-    kind = dealt.get(variant, "runs")
-    split = [render(f"split_{variant}")] if kind != "chunks" else []
-    return [render("swap", dealt=kind, **values), *split, render("all_to_all")]
+    tokens, chunks = is_striped(plan), variant == "contiguous"
+    split = [] if chunks else [render(f"split_{variant}")]
+    swap = render("swap", runs=not chunks and not tokens, tokens=tokens, **values)
+    return [swap, *split, render("all_to_all")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import border, held, levels, nest, results
+from mercurygen.emit import border, held, levels, masks, results
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Plan
 
@@ -186,10 +186,10 @@ def _check_sizes(plan: Plan) -> list[str]:
             f"    if {cut}.shape[1] % {chunks}:",
             '        raise ValueError(f"{shapes}: S must be even, two chunks of tokens")',
         ]
-    if nest.mask_form(plan) == "stripes" and head_split(plan) == 1:
+    if masks.mask_form(plan) == "stripes" and head_split(plan) == 1:
         lines += [
             "    if q.shape[1] < 2:",
-            '        raise ValueError(f"{shapes}: S must be at least 2, or stripes are no squares")',
+            '        raise ValueError(f"{shapes}: S must be at least 2")',
         ]
     where = f" on {{{world}}} ranks" if plan.program.mesh.dims else ""
     lines += [

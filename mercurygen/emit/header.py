@@ -6,8 +6,10 @@ from textwrap import wrap
 
 from mercurygen.emit import held, moves
 from mercurygen.emit.entry import global_multiple, head_split
+from mercurygen.emit.needed import cut_outside, need_form
 from mercurygen.emit.words import arrangement, mib, times
 from mercurygen.ir.mesh import cover
+from mercurygen.lower.events import Batch
 from mercurygen.lower.plan import Gather, Loop, Plan, Swap, Walk
 from mercurygen.lower.trace import trace
 from mercurygen.schedule.schedule import Schedule
@@ -151,9 +153,8 @@ def _loop_rows(
             tile += plan.nbytes(name, tuple(d for d in stored if (name, d) not in gathered))
         match stage:
             case Walk():
-                steps = rounds * (size - 1)
-                words = f"{tensors} {mib(tile)} a step, {times(steps, 'step')}"
-                rows += [(stage.dim, "ring", words)] if loop.tensors else []
+                words = _walk_cells(plan, stage, f"{tensors} {mib(tile)}", rounds)
+                rows += [(stage.dim, *words)] if loop.tensors else []
                 rounds *= size
             case Gather():
                 sent = mib(tile * (size - 1))
@@ -161,6 +162,33 @@ def _loop_rows(
                 rows.append((stage.dim, "all-gather", f"{tensors} {sent}{often}"))
                 gathered |= {(name, stage.dim) for name in loop.tensors}
     return rounds
+
+
+def _walk_cells(plan: Plan, walk: Walk, tile: str, rounds: int) -> tuple[str, str]:
+    """How the tiles of a walk come, and how much each rank sends for it."""
+    size, word = plan.program.mesh.extent(walk.dim), "direct" if walk.direct else "ring"
+    if walk.both and size > 2:
+        steps = times(rounds * (size // 2), "step")
+        return "ring both ways", f"{tile} a step and way, {steps}"
+    steps = times(rounds * (size - 1), "step")
+    if not walk.direct and not cut_outside(plan, walk.dim) or need_form(plan) == "whole":
+        return word, f"{tile} a step, {steps}"
+    sent = _sent(plan, walk.dim)
+    least, most = mib(min(sent)), mib(max(sent))
+    amount = most if least == most else f"{least} to {most} by rank"
+    return word, f"{' and '.join(plan.nest.tensors)} {amount}, {steps}: what the mask leaves"
+
+
+def _sent(plan: Plan, dim: str) -> list[int]:
+    """Bytes that every rank sends in batches along a dimension."""
+    found = []
+    for rank in range(plan.program.mesh.size):
+        played = trace(plan, rank)
+        batches = [event for event in played.events if isinstance(event, Batch)]
+        sends = [message for batch in batches if batch.dim == dim for message in batch.sends]
+        sizes = (played.buffers[m.buffer].nbytes if m.nbytes is None else m.nbytes for m in sends)
+        found.append(sum(sizes))
+    return found
 
 
 # --- memory, order, shapes ------------------------------------------------------------------

@@ -12,12 +12,14 @@ from mercurygen.emit import (
     header,
     held,
     levels,
+    masks,
     nest,
     operator_module,
     operator_refusals,
     results,
     walk,
 )
+from mercurygen.emit.needed import need_form, uneven
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.operator import Operator
@@ -124,20 +126,18 @@ def _refused(what: str | None) -> Refusal | None:
 
 def _not_emitted(plan: Plan) -> str | None:
     """What of a plan has no text yet."""
-    program, loops = plan.program, plan.nest.loops
+    program = plan.program
     if program.operator != "attention":
         return f"operator {program.operator}"
-    if program.order.kind == "striped" and nest.mask_form(plan) == "chunks":
+    if program.order.kind == "striped" and masks.mask_form(plan) == "chunks":
         return "a causal mask on stripes of one token"
     if plan.tiles:
         return "a tile loop"
     what = results.not_emitted(plan)
     if what is not None:
         return what
-    for loop in loops:
-        for each in loop.walks:
-            if each.direct or each.reverse or each.both or each.ahead != 1:
-                return f"the option of the shift along {each.dim}"
+    if not levels.partial(plan) and (need_form(plan) is None or uneven(plan)):
+        return "a direct shift outside of one along an outer dimension"
     border = (*plan.before, *plan.after)
     if not all(isinstance(step, Swap) for step in border):
         return "a reshard of what is replicated"
@@ -209,7 +209,8 @@ def _sections(plan: Plan) -> list[str]:
     if mesh.dims:
         values = {"world": mesh.size, "multiple": multiple, "causal": causal}
         values["whole"] = held.listed(held.all_whole(plan)) if held.all_whole(plan) else ""
-        layout = render("layout", order=order.kind, **values)
+        values |= {kind: order.kind == kind for kind in ("zigzag", "striped")}
+        layout = render("layout", **values)
         sections.append(
             (
                 "layout: which tokens a rank owns",
@@ -220,7 +221,7 @@ def _sections(plan: Plan) -> list[str]:
         sections.append(("layout: one rank owns all tokens", [render("single")]))
     if plan.nest.stages or plan.program.replicated:
         body = results.functions(plan) if levels.partial(plan) else [nest.attend(plan)]
-        texts = [*body, *nest.visible_functions(plan), *walk.functions(plan)]
+        texts = [*body, *masks.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
     if plan.before:
         dims = " and ".join(dict.fromkeys(swap.dim for swap in plan.before))

@@ -95,7 +95,8 @@ class Tensor(Host):
         cls, shape: Sequence[int], dtype: Dtype, made: Any, *, source: Any = None, sure: bool = True
     ) -> Tensor:
         """A tensor with a storage of its own."""
-        if any(type(size) is not int or size <= 0 for size in shape):
+        least = 0 if made == "copy" else 1  # nothing of a tile may be read: an empty copy is made
+        if any(type(size) is not int or size < least for size in shape):
             raise Complaint(f"a tensor of shape {tuple(shape)}")
         storage = Storage(shape, prod(shape) * dtype.itemsize, made, source)
         return cls(storage, shape, dtype, _dense(shape), sure, tuple((0, size) for size in shape))

@@ -207,18 +207,18 @@ class Rings(Recorder):
     ) -> Coming:
         """Some tiles are here before they are used; the next one is on its way."""
         walk = loop.stages[depth]
-        size = self.mesh.extent(walk.dim)
-        held, works = [tiles], Works((), ())
-        for step in range(size - 1):
-            self.wait(works)  # what is passed on must be here
+        size, held = self.mesh.extent(walk.dim), [tiles]
+        for step in range(ahead - 1):
             works, arriving = self.start_step(loop, depth, held[-1], spare, step + 1, outer)
+            self.wait(works)
             held.append(arriving)
-            if step >= ahead - 1:
-                yield self.of_step(walk, step - ahead + 1), held.pop(0)
-        for step in range(size - ahead, size - 1):
+        for step in range(ahead - 1, size - 1):
+            works, arriving = self.start_step(loop, depth, held[-1], spare, step + 1, outer)
+            yield self.of_step(walk, step - ahead + 1), held.pop(0)
+            self.wait(works)
+            held.append(arriving)
+        for step in range(size - ahead, size):
             yield self.of_step(walk, step), held.pop(0)
-        self.wait(works)
-        yield self.of_step(walk, -1), held.pop()
 
     def fetched_ahead(
         self,
@@ -235,9 +235,11 @@ class Rings(Recorder):
         flights = [
             self.start_step(loop, depth, own, spare, step + 1, outer) for step in range(ahead - 1)
         ]
-        for step in range(size - 1):
-            if step + ahead < size:
-                flights.append(self.start_step(loop, depth, own, spare, step + ahead, outer))
+        for step in range(size - ahead):
+            flights.append(self.start_step(loop, depth, own, spare, step + ahead, outer))
+            yield self.of_step(walk, step), tiles
+            tiles = self.landed(flights)
+        for step in range(size - ahead, size - 1):
             yield self.of_step(walk, step), tiles
             tiles = self.landed(flights)
         yield self.of_step(walk, -1), tiles
