@@ -93,6 +93,11 @@ def functions(plan: Plan) -> list[str]:
     return texts
 
 
+def plain_shift() -> str:
+    """`_shift` to the next rank, of whole tiles."""
+    return render("shift", **_SHIFTS[False,], some="", unless="")
+
+
 _SHIFTS = {  # by whether the rings are reversed: the words of `_shift`
     (False,): {
         "parameter": "",

@@ -24,7 +24,7 @@ def functions(plan: Plan) -> list[str]:
     if walking(plan):
         texts += rings.functions(plan)
     elif any(loop.home == "relayed" for loop in nest.loops):
-        texts.append(render("shift"))
+        texts.append(rings.plain_shift())
     if any(isinstance(stage, Gather) for loop in nest.loops for stage in loop.walking):
         texts.append(_gather_ahead(plan))
     if leading(plan):
