@@ -142,6 +142,11 @@ def check_sizes(problem: Problem | Sizes, group: tuple[int, ...]) -> None:
 
 
 def group_of(pairs: dict[str, int] | None, topology: Topology) -> tuple[int, ...] | None:
+    """Ranks per level of `--group`, or None.
+
+    Raises:
+        UserError: `group-not-of-topology`.
+    """
     if pairs is None:
         return None
     levels = [level.name for level in topology.levels]

@@ -125,7 +125,10 @@ def _sections(words: Words) -> list[str]:
         "operator_layout",
         world=mesh.size,
         mesh_type="None = None" if single else "DeviceMesh",
-        kind=program.order.kind if mesh.dims else "contiguous",
+        many=mesh.size > 1,
+        ordered=program.order.kind != "contiguous" and not single,
+        zigzag=program.order.kind == "zigzag",
+        striped=program.order.kind == "striped",
     )
     above = (
         [
@@ -138,7 +141,9 @@ def _sections(words: Words) -> list[str]:
     sections = [("layout: what a rank holds of every tensor", [*above, layout])]
     texts = []
     if plan.nest.stages or words.placed:
-        texts.append(Nest(words).function())
+        nest = Nest(words)
+        home = operator_home.moving(words) is not None
+        texts.append(operator_home.shares(nest) if home else nest.function())
         texts += operator_home.functions(words)
     texts += operator_tiles.movers(words)
     if texts:
