@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from numeric_cases import KINDS, PeakBytes, _let_go, load_module, patched, recorded
-from ranks import Ranks
+from ranks import Ranks, run_ranks
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -488,7 +488,8 @@ def test_call_sites_are_listed_and_not_compared():
             Case(
                 "nearest",
                 "m=2",
-                "pin x, y, distance, index: replicated; parallelize N over m; replicate y over m",
+                "pin x: N over m; pin y, distance, index: replicated; parallelize N over m; "
+                "replicate y over m",
                 NEAREST,
             ),
             "reshard",
@@ -500,3 +501,121 @@ def test_what_is_not_emitted_says_why(case, words):
     operator, plan, schedule = made(case)
     refusal = refuse(plan, operator)
     assert refusal.slug == "not-emitted" and words in refusal.explain()[0]
+
+
+# --- names and comments that would like to be ours -------------------------------------------
+
+HOSTILE = r'''"A file whose names are those of emitted functions, and whose comments look like code."
+
+from mercurygen.dsl import (
+    Axis, Input, Mask, Output, Scalar, accumulator, combine, exp, operator, sum, tiles, where,
+    window,
+)
+
+size, rank = Axis('row """ and quote'), Axis("column # noqa: F401")
+group = Axis("what is summed over { {{ braces }}")
+
+
+def x(own, other):
+    """A merge with 'quotes' and {braces}; # not a comment"""
+    total = own + other  # """ ' \\ # noqa
+    return total
+
+
+@operator
+def owner(
+    gpu: Input[size, group],
+    dtype: Input[rank, group],
+    out: Output[size, accumulator],
+    share_out: Output[size],
+    scale: Scalar,
+    lse: Scalar = group**0.5,
+    seen: Mask[size, rank] = window(5),
+):
+    """Has 'quotes', "doubled" {braces} and é."""
+    combine(out, by=x, identity=0)
+    combine(share_out, by=sum)
+
+    for step, place in tiles(size, rank):
+        # fmt: off
+        # """ + exit() + """ \ {{ x }} {% raw %} # type: ignore
+        name = gpu[step] @ dtype[place].T  # noqa: E501 ' " \
+        given = where(seen[step, place], exp(name / lse) * scale, 0)
+        rows = where(seen[step, place], name, 0)  # -inf, inf: {inf}
+        works = sum(given, dim=-1) + 0 * group
+        out[step] = works
+        share_out[step] = sum(rows, dim=-1)
+        # the last word
+'''
+
+
+def hostile(tmp_path: Path) -> Path:
+    """The file."""
+    path = tmp_path / "hostile.py"
+    path.write_text(HOSTILE, encoding="utf-8")
+    return path
+
+
+def test_lines_that_the_parser_misplaces_are_printed_anew(tmp_path):
+    (tmp_path / "hostile.py").write_text("\\\n" + HOSTILE, encoding="utf-8")
+    body = "parallelize size over gpu; shift dtype: rank along gpu"
+    case = Case(f"{tmp_path / 'hostile.py'}::owner", "gpu=2", body, "size=12 rank=12 group=3", 5)
+    operator, plan, schedule = made(case)
+    tree = ast.parse(emit(schedule, plan, "tested", operator))
+    wanted = ast.parse(HOSTILE)
+    for name, of in (("_body", "owner"), ("x", "x")):
+        there, here = (
+            next(n for n in ast.walk(t) if isinstance(n, ast.FunctionDef) and n.name == each)
+            for t, each in ((tree, name), (wanted, of))
+        )
+        lines = here.body[-1].body if of == "owner" else here.body[1:]
+        dumped = [ast.dump(line) for line in there.body]
+        assert all(ast.dump(line) in dumped for line in lines)
+
+
+def hostile_reference(given: dict[str, Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    """What the hostile operator gives."""
+    rows, cols = given["gpu"], given["dtype"]
+    age = torch.arange(len(rows))[:, None] - torch.arange(len(cols))
+    live, name = (age >= 0) & (age < 5), rows @ cols.T
+    weighed = (torch.exp(name / rows.shape[1] ** 0.5) * scale).masked_fill(~live, 0).sum(-1)
+    return weighed, name.masked_fill(~live, 0).sum(-1)
+
+
+def run_hostile(rank: int, world: int, text: str, given: dict[str, Tensor]) -> None:
+    """The hostile module against its reference."""
+    module = load_module(text)
+    mesh = module.make_mesh()
+    local = [module.shard(name, x, mesh) for name, x in given.items()]
+    got = module.owner(*local, mesh, scale=0.3)
+    for name, x, y in zip(("out", "share_out"), got, hostile_reference(given, 0.3), strict=True):
+        torch.testing.assert_close(x, module.shard(name, y, mesh), rtol=0, atol=1e-12)
+    assert max(module._errors(mesh, torch.float64)) <= 1
+    with pytest.raises(ValueError, match="gpu is"):
+        module.owner(local[0][..., :-1], local[1], mesh, scale=0.3)
+    with pytest.raises(TypeError):
+        module.owner(*local, mesh)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "parallelize size over gpu; shift dtype: rank along gpu",
+        "parallelize size over gpu; shift dtype: rank along gpu direct",
+        "parallelize size over gpu; shard dtype: rank over gpu",
+        "parallelize rank over gpu; shift gpu: size along gpu; shift out, share_out: size along gpu",
+        "parallelize rank over gpu; shift gpu: size along gpu; "
+        "shift out, share_out: size along gpu direct",
+    ],
+)
+def test_names_and_comments_of_a_hostile_file(body, tmp_path):
+    reference = f"{hostile(tmp_path)}::owner"
+    case = Case(reference, "gpu=2", body, "size=12 rank=12 group=3", 5)
+    operator, plan, schedule = made(case)
+    prove(plan, schedule.links)
+    text = emit(schedule, plan, "tested", operator)
+    there = [line.strip() for line in text.split("\n")]
+    missing = [line for line in lines_of(operator) if line not in there]
+    assert not missing, missing
+    assert "exit" not in {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    run_ranks(2, run_hostile, text, whole_inputs(plan))

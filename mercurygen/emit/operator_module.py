@@ -14,6 +14,7 @@ from mercurygen.emit import (
     operator_tiles,
 )
 from mercurygen.emit.operator_nest import Nest
+from mercurygen.emit.operator_source import body_lines
 from mercurygen.emit.operator_words import Words
 from mercurygen.emit.templates import render
 from mercurygen.ir.operator import Operator
@@ -54,7 +55,7 @@ def text(schedule: Schedule, plan: Plan, operator: Operator) -> str:
 
 
 def _their_lines(words: Words) -> list[str]:
-    sources = [words.operator.source, *operator_body.user_merges(words)]
+    sources = [body_lines(words.operator), *operator_body.user_merges(words)]
     return [line for source in sources for line in source.split("\n")]
 
 
