@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import shutil
 import subprocess
 import sys
@@ -18,14 +19,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from command import run as command
 from numeric_cases import KINDS, PeakBytes, _let_go, load_module, patched, recorded
-from ranks import Ranks, run_ranks
+from ranks import Ranks
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 import mercurygen
 from mercurygen.check.prove import prove
 from mercurygen.check.tensors import cut_whole, join_axes
+from mercurygen.dsl.parse import parse_operator
 from mercurygen.emit.callsites import check_text
 from mercurygen.emit.module import emit, refuse
 from mercurygen.errors import Refusal
@@ -220,7 +223,10 @@ CASES = {
 
 def made(case: Case) -> tuple[Operator, Plan, Schedule]:
     """The operator, and the plan and schedule of a case."""
-    operator = load(REFERENCES.get(case.operator, case.operator))
+    if case.operator in REFERENCES:
+        operator = load(REFERENCES[case.operator])
+    else:  # a file's text
+        operator = parse_operator(case.operator, "mine.py", "owner")
     dims = tuple(Dim(name, int(size)) for name, size in _pairs(case.mesh))
     extents = tuple((name, int(size)) for name, size in _pairs(case.sizes))
     window = case.mask if isinstance(case.mask, int) else None
@@ -233,7 +239,7 @@ def made(case: Case) -> tuple[Operator, Plan, Schedule]:
     assert isinstance(plan, Plan), plan.explain()
     levels = tuple(Link(d.name, d.size, "wire", 25e9) for d in dims)
     target = Target("test", "sha256:0123456789abcdef", levels)
-    reference = REFERENCES.get(case.operator, "mine.py::" + operator.name)
+    reference = REFERENCES.get(case.operator, "mine.py::owner")
     reference = reference.replace(f"{ROOT}/", "")
     group = tuple(d.size for d in dims)
     return operator, plan, Schedule(reference, problem, target, group, 1, Mesh(dims), directives)
@@ -505,7 +511,7 @@ def test_what_is_not_emitted_says_why(case, words):
 
 # --- names and comments that would like to be ours -------------------------------------------
 
-HOSTILE = r'''"A file whose names are those of emitted functions, and whose comments look like code."
+HOSTILE = r'''"A file whose names are those of emitted functions, with comments that look like code."
 
 from mercurygen.dsl import (
     Axis, Input, Mask, Output, Scalar, accumulator, combine, exp, operator, sum, tiles, where,
@@ -549,17 +555,9 @@ def owner(
 '''
 
 
-def hostile(tmp_path: Path) -> Path:
-    """The file."""
-    path = tmp_path / "hostile.py"
-    path.write_text(HOSTILE, encoding="utf-8")
-    return path
-
-
-def test_lines_that_the_parser_misplaces_are_printed_anew(tmp_path):
-    (tmp_path / "hostile.py").write_text("\\\n" + HOSTILE, encoding="utf-8")
+def test_lines_that_the_parser_misplaces_are_printed_anew():
     body = "parallelize size over gpu; shift dtype: rank along gpu"
-    case = Case(f"{tmp_path / 'hostile.py'}::owner", "gpu=2", body, "size=12 rank=12 group=3", 5)
+    case = Case("\\\n" + HOSTILE, "gpu=2", body, "size=12 rank=12 group=3", 5)
     operator, plan, schedule = made(case)
     tree = ast.parse(emit(schedule, plan, "tested", operator))
     wanted = ast.parse(HOSTILE)
@@ -591,31 +589,113 @@ def run_hostile(rank: int, world: int, text: str, given: dict[str, Tensor]) -> N
     for name, x, y in zip(("out", "share_out"), got, hostile_reference(given, 0.3), strict=True):
         torch.testing.assert_close(x, module.shard(name, y, mesh), rtol=0, atol=1e-12)
     assert max(module._errors(mesh, torch.float64)) <= 1
-    with pytest.raises(ValueError, match="gpu is"):
+    with pytest.raises(ValueError, match="dtype is"):
         module.owner(local[0][..., :-1], local[1], mesh, scale=0.3)
     with pytest.raises(TypeError):
         module.owner(*local, mesh)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "parallelize size over gpu; shift dtype: rank along gpu",
-        "parallelize size over gpu; shift dtype: rank along gpu direct",
-        "parallelize size over gpu; shard dtype: rank over gpu",
-        "parallelize rank over gpu; shift gpu: size along gpu; shift out, share_out: size along gpu",
-        "parallelize rank over gpu; shift gpu: size along gpu; "
-        "shift out, share_out: size along gpu direct",
-    ],
-)
-def test_names_and_comments_of_a_hostile_file(body, tmp_path):
-    reference = f"{hostile(tmp_path)}::owner"
-    case = Case(reference, "gpu=2", body, "size=12 rank=12 group=3", 5)
-    operator, plan, schedule = made(case)
+HOSTILE_CASES = {
+    f"hostile {number}": Case(HOSTILE, "gpu=2", body, "size=12 rank=12 group=3", 5)
+    for number, body in enumerate(
+        (
+            "parallelize size over gpu; shift dtype: rank along gpu",
+            "parallelize size over gpu; shift dtype: rank along gpu direct",
+            "parallelize rank over gpu; shift gpu: size along gpu; "
+            "shift out, share_out: size along gpu",
+            "parallelize rank over gpu; shift gpu: size along gpu; "
+            "shift out, share_out: size along gpu direct",
+        )
+    )
+}
+
+
+def hostile_inputs(case: Case) -> dict[str, Tensor]:
+    """The full inputs of a case whose plan is proved."""
+    _, plan, schedule = made(case)
     prove(plan, schedule.links)
-    text = emit(schedule, plan, "tested", operator)
+    return whole_inputs(plan)
+
+
+for _name, _case in HOSTILE_CASES.items():
+    _late = functools.partial(emitted, _case), functools.partial(hostile_inputs, _case)
+    GROUPS[2].add(_name, run_hostile, *_late)
+
+
+@pytest.mark.parametrize("name", HOSTILE_CASES)
+def test_names_and_comments_of_a_hostile_file(name):
+    operator, _, _ = made(HOSTILE_CASES[name])
+    text = emitted(HOSTILE_CASES[name])
     there = [line.strip() for line in text.split("\n")]
     missing = [line for line in lines_of(operator) if line not in there]
     assert not missing, missing
     assert "exit" not in {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-    run_ranks(2, run_hostile, text, whole_inputs(plan))
+    GROUPS[2].result(name)
+
+
+# --- the command line -----------------------------------------------------------------------
+
+NEAR = ("emit", REFERENCES["nearest"], "--topo", "a100x8")
+SIZES = ("--size", "N=64", "--size", "M=1k", "--size", "C=3")
+
+
+@pytest.mark.parametrize(
+    ("words", "slug", "said"),
+    [
+        (SIZES[:4], "operator-not-bound", "--size C=…"),
+        ((), "operator-not-bound", "N, M, C"),
+        ((*SIZES, "--size", "K=2"), "unknown-axis", "known: N, M, C"),
+        ((*SIZES, "--size", "C=2"), "named-twice", "C"),
+        ((*SIZES[:4], "--size", "C"), "bad-value", "AXIS=N"),
+        ((*SIZES[:4], "--size", "C=0"), "size-out-of-range", "C=0"),
+        ((*SIZES[:4], "--size", "C=\x1b[31m"), "bad-value", "AXIS=N"),
+        ((*SIZES, "--window", "4"), "operator-without-mask", "--window"),
+        ((*SIZES, "--full"), "operator-without-mask", "--causal/--full"),
+        ((*SIZES, "--dtype", "float23"), "unknown-dtype", "float32"),
+        ((*SIZES, "--seq", "1k"), "usage", "--size N=…"),
+        ((*SIZES, "--schedule", "ring"), "usage", "--schedule"),
+        ((*SIZES, "--group", "gpu=3"), "group-not-of-topology", "legal"),
+        ((*SIZES, "--name", "torch"), "not-a-name", "--name"),
+    ],
+)
+def test_bad_use(words, slug, said, tmp_path):
+    command(*NEAR, *words, "-o", str(tmp_path)).refused(slug, said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sizes_that_no_schedule_fits(tmp_path):
+    sizes = ("--size", "N=7", "--size", "M=5", "--size", "C=3")
+    command(*NEAR, *sizes, "-o", str(tmp_path)).refused("nothing-fits", "not-divisible", code=1)
+
+
+def test_size_is_no_option_of_attention():
+    command("emit", "attention", "--topo", "a100x8", "--size", "S=1k").refused("usage", "--seq")
+
+
+def test_emit_check_and_edit(tmp_path, monkeypatch):
+    monkeypatch.chdir(TUTORIAL)
+    sizes = ("--size", "T=1k", "--size", "S=1k", "--size", "C=8")
+    words = ("emit", "smooth.py::smooth", "--topo", "a100x8", *sizes, "-o", str(tmp_path))
+    out = command(*words).done()
+    assert "from smooth_a100x8 import smooth, make_mesh, shard" in out
+    assert "not compared with the plan" in " ".join(out.split())
+    assert "(unchanged)" in command(*words).done()
+    command("check", str(tmp_path)).done()
+    file = tmp_path / "smooth_a100x8.sched"
+    text = file.read_text()
+    assert "problem T=1024 S=1024 C=8 float32 window=128\n" in text
+    assert "# mercurygen emit smooth.py::smooth --topo a100x8 --size T=1024" in text
+    file.write_text(text.replace(" direct\n", "\n"))
+    assert command("check", str(tmp_path)).code == 1
+    command("emit", "--schedule", str(file)).done()
+    assert "_walk_ring" in (tmp_path / "smooth_a100x8.py").read_text()
+    command("check", str(tmp_path)).done()
+
+
+def test_a_matmul(tmp_path):
+    sizes = ("--size", "M=1k", "--size", "N=1k", "--size", "K=1k", "--dtype", "bfloat16")
+    words = ("--topo", "a100x16", "--group", "node=2,gpu=2", "-o", str(tmp_path))
+    out = command("emit", "matmul", *sizes, *words).done()
+    assert re.search(r"\d+ schedules, \d+ legal", out)
+    module = load_module((tmp_path / "matmul_a100x16.py").read_text())
+    assert module.MESH and module.WORLD_SIZE == 4
