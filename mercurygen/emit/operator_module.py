@@ -14,7 +14,6 @@ from mercurygen.emit import (
     operator_tiles,
 )
 from mercurygen.emit.operator_nest import Nest
-from mercurygen.emit.operator_source import body_lines
 from mercurygen.emit.operator_words import Words
 from mercurygen.emit.templates import render
 from mercurygen.ir.operator import Operator
@@ -41,7 +40,6 @@ _TORCH = (
     ("Replicate", "from torch.distributed.tensor import Replicate"),
     ("Shard", "from torch.distributed.tensor import Shard"),
 )
-LONGEST_LINE = 100
 
 
 def text(schedule: Schedule, plan: Plan, operator: Operator) -> str:
@@ -49,14 +47,7 @@ def text(schedule: Schedule, plan: Plan, operator: Operator) -> str:
     words = Words(plan, operator)
     code = "\n\n\n".join([_constants(words), operator_entry.function(words), *_sections(words)])
     doc = f'"""{operator_header.docstring(schedule, words)}"""'
-    long = any(len(line) + 12 > LONGEST_LINE for line in _their_lines(words))
-    note = ["# ruff: noqa: E501 - the operator's own lines are as long as they are"] if long else []
-    return "\n\n".join([doc, *note, _imports(code, words), code]) + "\n"
-
-
-def _their_lines(words: Words) -> list[str]:
-    sources = [body_lines(words.operator), *operator_body.user_merges(words)]
-    return [line for source in sources for line in source.split("\n")]
+    return "\n\n".join([doc, _imports(code, words), code]) + "\n"
 
 
 def _constants(words: Words) -> str:
