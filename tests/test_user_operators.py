@@ -457,7 +457,7 @@ def test_the_texts_are_clean(tmp_path):
         assert not private, f"{name} never calls {private}"
         assert 300 <= text.count("\n") <= 560
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or "ruff"
-    for tool in ([ruff, "check"], [sys.executable, "-m", "black", "--check", "-q"]):
+    for tool in ([ruff, "check"], [sys.executable, "-m", "black", "-l", "100", "--check", "-q"]):
         ran = subprocess.run([*tool, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
