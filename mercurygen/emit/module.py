@@ -72,11 +72,20 @@ def emit(schedule: Schedule, plan: Plan, name: str, operator: Operator | None = 
     if refusal is not None:
         raise refusal.error()
     if plan.program.kernel == OWN_BODY and operator is not None:
-        return _signed(_format(operator_module.text(schedule, plan, operator)), name)
+        return _signed(_long(_format(operator_module.text(schedule, plan, operator))), name)
     code = "\n\n\n".join([_constants(plan), entry.function(plan), *_sections(plan)])
     doc = f'"""{header.docstring(schedule, plan)}"""'
     text = "\n\n".join([doc, _imports(code), code]) + "\n"
     return _signed(_format(text), name)
+
+
+def _long(body: str) -> str:
+    """A module whose user's own lines are too long says so: no formatter breaks comments."""
+    if all(len(line) <= LINE_LENGTH for line in body.split("\n")):
+        return body
+    start = "\n\nfrom __future__ import annotations\n"
+    note = "# ruff: noqa: E501 - the operator's own lines are as long as they are"
+    return body.replace(start, f"\n\n{note}\n{start}", 1)
 
 
 def _signed(body: str, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from textwrap import indent, wrap
 
+from mercurygen.emit.operator_source import body_lines, merge_lines
 from mercurygen.emit.operator_words import Words
 from mercurygen.ir.expr import Binary, Call, Expr, Name, Unary
 from mercurygen.ir.operator import Combine, Loop
@@ -156,8 +157,7 @@ def _loops(words: Words) -> list[str]:
         for name, axis in _over_points(loop):
             lines.append("    " * depth + f"for {name} in range({size(words, axis)}):")
             depth += 1
-    source = "\n".join(line.source for line in words.operator.body)
-    return [*lines, indent(source, "    " * depth)]
+    return [*lines, indent(body_lines(words.operator), "    " * depth)]
 
 
 def _over_points(loop: Loop) -> list[tuple[str, str]]:
@@ -241,7 +241,7 @@ def _softmax(words: Words, combine: Combine, new: dict[str, str]) -> list[str]:
 
 def user_merges(words: Words) -> list[str]:
     """The user's merge functions, as written."""
-    found = {c.merge.name: c.merge.source for c in words.operator.combines if c.merge}
+    found = {c.merge.name: merge_lines(c.merge) for c in words.operator.combines if c.merge}
     return list(found.values())
 
 

@@ -8,6 +8,7 @@ from mercurygen.ir.expr import print_expr
 
 
 def self_check(words: Words) -> str:
+    """`_self_check`: every rank against the lines on everything."""
     op, program = words.operator, words.program
     sizes = _check_sizes(words)
     made = []
@@ -29,11 +30,11 @@ def self_check(words: Words) -> str:
     required = [s.name for s in op.scalars if s.default is None]
     return render(
         "operator_self_check",
-        world=program.mesh.size,
+        many=program.mesh.size > 1,
         operator=op.name,
         extents=", ".join(sizes),
         sizes=", ".join(str(size) for size in sizes.values()),
-        made=made,
+        made=",\n        ".join(made),
         alone=", ".join(alone),
         outputs=", ".join(f'"{name}"' for name in words.outputs)
         + ("," if len(words.outputs) == 1 else ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from textwrap import wrap
 
 from mercurygen.emit import operator_body
@@ -269,7 +270,7 @@ def _check_shapes(words: Words) -> list[str]:
             f'        raise ValueError(f"{tensor.name} is {{tuple({tensor.name}.shape)}}: must be '
             f'{words.shape(tensor)}, no size 0")',
         ]
-    lines += [f"    {axis.name} = {extent(words, axis.name)}" for axis in op.axes]
+    checks: list[str] = []
     for tensor in program.inputs:
         sizes = []
         for dim in tensor.dims:
@@ -282,26 +283,28 @@ def _check_shapes(words: Words) -> list[str]:
         name = tensor.name
         if _gives(words, tensor):
             continue
-        lines += [
+        checks += [
             f"    if tuple({name}.shape) != {want}:",
             f'        raise ValueError(f"{name} is {{tuple({name}.shape)}}: must be {{{want}}}")',
         ]
     for axis in op.axes:
         count, known = program_count(words, axis.name), _known_ways(words, axis.name)
         if known % count:
-            lines += [
+            checks += [
                 f"    if {axis.name} % {count}:",
                 f'        raise ValueError(f"{axis.name} is {{{axis.name}}}: must be a multiple of '
                 f'{count}")',
             ]
     if program.mask_axes:
         rows, cols = program.mask_axes
-        lines += [
+        checks += [
             f"    if {rows} != {cols}:",
             f'        raise ValueError(f"{rows} is {{{rows}}}, {cols} is {{{cols}}}: '
             'the mask wants as many rows as columns")',
         ]
-    return lines
+    said = set(re.findall(r"\w+", "\n".join(checks)))
+    known = [axis.name for axis in op.axes if axis.name in said]
+    return [*lines, *(f"    {axis} = {extent(words, axis)}" for axis in known), *checks]
 
 
 def _gives(words: Words, tensor: Tensor) -> bool:

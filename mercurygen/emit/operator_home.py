@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mercurygen.emit.operator_body import results_type
+from mercurygen.emit.operator_nest import Nest
 from mercurygen.emit.operator_results import nothing
 from mercurygen.emit.operator_words import Words
 from mercurygen.emit.templates import render
 from mercurygen.lower.plan import Loop
-
-if TYPE_CHECKING:
-    from mercurygen.emit.operator_nest import Nest
 
 
 def moving(words: Words) -> Loop | None:
@@ -51,9 +47,9 @@ def trimmed_axis(words: Words) -> str | None:
     return loop.axis if words.program.mask_axes and words.program.mask != "full" else None
 
 
-def shares(nest: Nest, lines: list[str]) -> str:
+def shares(nest: Nest) -> str:
     """`_results` and `_shares`: every owner's tile, and what becomes of its results."""
-    words, loop = nest.words, moving(nest.words)
+    words, loop, lines = nest.words, moving(nest.words), nest.before()
     dim = loop.walks[-1].dim
     group, owner = words.group(dim), words.owner(dim)
     if loop.tensors:
@@ -135,6 +131,7 @@ def functions(words: Words) -> list[str]:
         chunks = words.count(axis, words.here(axis))
     if loop.home == "relayed":
         return [render("operator_passed_on", alone=not loop.tensors)]
-    values = {"trimmed": axis is not None, "chunks": chunks}
+    divided = f" // {chunks}" if chunks > 1 else ""
+    values = {"trimmed": axis is not None, "divided": divided}
     home = render("operator_sent_home", on=on, back=back, **values)
     return [home, render("operator_land", **values)]

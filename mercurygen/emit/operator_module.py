@@ -40,7 +40,6 @@ _TORCH = (
     ("Replicate", "from torch.distributed.tensor import Replicate"),
     ("Shard", "from torch.distributed.tensor import Shard"),
 )
-LONGEST_LINE = 100
 
 
 def text(schedule: Schedule, plan: Plan, operator: Operator) -> str:
@@ -48,14 +47,7 @@ def text(schedule: Schedule, plan: Plan, operator: Operator) -> str:
     words = Words(plan, operator)
     code = "\n\n\n".join([_constants(words), operator_entry.function(words), *_sections(words)])
     doc = f'"""{operator_header.docstring(schedule, words)}"""'
-    long = any(len(line) + 12 > LONGEST_LINE for line in _their_lines(words))
-    note = ["# ruff: noqa: E501 - the operator's own lines are as long as they are"] if long else []
-    return "\n\n".join([doc, *note, _imports(code, words), code]) + "\n"
-
-
-def _their_lines(words: Words) -> list[str]:
-    sources = [words.operator.source, *operator_body.user_merges(words)]
-    return [line for source in sources for line in source.split("\n")]
+    return "\n\n".join([doc, _imports(code, words), code]) + "\n"
 
 
 def _constants(words: Words) -> str:
@@ -125,7 +117,10 @@ def _sections(words: Words) -> list[str]:
         "operator_layout",
         world=mesh.size,
         mesh_type="None = None" if single else "DeviceMesh",
-        kind=program.order.kind if mesh.dims else "contiguous",
+        many=mesh.size > 1,
+        ordered=program.order.kind != "contiguous" and not single,
+        zigzag=program.order.kind == "zigzag",
+        striped=program.order.kind == "striped",
     )
     above = (
         [
@@ -138,7 +133,9 @@ def _sections(words: Words) -> list[str]:
     sections = [("layout: what a rank holds of every tensor", [*above, layout])]
     texts = []
     if plan.nest.stages or words.placed:
-        texts.append(Nest(words).function())
+        nest = Nest(words)
+        home = operator_home.moving(words) is not None
+        texts.append(operator_home.shares(nest) if home else nest.function())
         texts += operator_home.functions(words)
     texts += operator_tiles.movers(words)
     if texts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import operator_body, operator_home
+from mercurygen.emit import operator_body
 from mercurygen.emit.operator_results import nothing
 from mercurygen.emit.operator_words import State, Words
 from mercurygen.lower.plan import Gather, Loop, Walk, walk_levels
@@ -48,20 +48,18 @@ class Nest:
     def function(self) -> str:
         """`_results`."""
         kind = operator_body.results_type(self.words)
-        lines = self.leading()
-        lines += [line for axis in self.words.placed for line in self.place(axis, False)]
-        if any(loop.outputs for loop in self.walked):
-            return operator_home.shares(self, lines)
-        if self.walked:
-            lines += self.walking()
-        else:
-            lines += self.once()
+        lines = [*self.before(), *(self.walking() if self.walked else self.once())]
         what = "of all tiles" if self.walked else "of everything that is here"
         head = [
             f"def _results({', '.join(self.parameters())}) -> {kind}:",
             f'    """The results {what}, merged, in the dtypes that they are merged in."""',
         ]
         return "\n".join([*head, *(f"    {line}" if line else "" for line in lines)])
+
+    def before(self) -> list[str]:
+        """What is done before any tile comes: gathers, positions that stay."""
+        still = (line for axis in self.words.placed for line in self.place(axis, False))
+        return [*self.leading(), *still]
 
     # --- tiles ----------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ from mercurygen.emit.operator_words import Words
 from mercurygen.emit.templates import render
 from mercurygen.lower.plan import Gather
 
+_FORWARD = ("next", "previous", "+", "-")  # to whom a ring sends, from whom it receives
+
 
 def movers(words: Words) -> list[str]:
     """What brings tiles, callers first."""
@@ -18,13 +20,14 @@ def movers(words: Words) -> list[str]:
         both, reverse = any(w.both for w in rings), any(w.reverse for w in rings)
         texts.append(render("operator_spare", most=4 if both else 2))
         if not all(w.both for w in rings):
-            texts.append(render("operator_ring", both=both, reverse=reverse))
+            texts.append(render("operator_ring", reverse=reverse))
         if both:
             texts.append(render("operator_both_ways"))
     texts += _direct(words)
     if rings or any(x.home == "relayed" for x in loops):
         both, reverse = any(w.both for w in rings), any(w.reverse for w in words.walks)
-        texts.append(render("operator_shift", both=both, reverse=reverse))
+        to, source, on, back = ("previous", "next", "-", "+") if reverse else _FORWARD
+        texts.append(render("operator_shift", both=both, to=to, source=source, on=on, back=back))
     texts += _gathering(words)
     if words.plan.nest.stages:
         texts.append(render("wait"))
@@ -39,7 +42,8 @@ def _direct(words: Words) -> list[str]:
         back, on = ("+", "-") if direct[0].reverse else ("-", "+")
         chunks = words.count(trimmed, words.here(trimmed)) if trimmed else 1
         if trimmed:
-            values = {"chunks": chunks, "back": back, "on": on}
+            divided = f" // {chunks}" if chunks > 1 else ""
+            values = {"chunks": chunks, "divided": divided, "back": back, "on": on}
             texts += [render("operator_direct_trimmed", **values), render("operator_trim")]
         else:
             texts.append(render("operator_direct", back=back, on=on))
@@ -66,14 +70,15 @@ def _gathering(words: Words) -> list[str]:
     return [
         *([render("operator_gather_ahead", **values)] if ahead else []),
         render("operator_gather", lead=any(x.leading for x in loops), **values),
-        render("operator_join", runs=runs, kind=_joined_kind(words), **values),
+        render("operator_join", runs=runs, **_joined_kind(words), **values),
     ]
 
 
-def _joined_kind(words: Words) -> str:
-    """The order of what gathers join."""
+def _joined_kind(words: Words) -> dict[str, bool]:
+    """Which order what gathers join has."""
     axes = {x.axis for x in words.plan.nest.loops if any(isinstance(s, Gather) for s in x.stages)}
-    return words.program.order.kind if axes & set(words.program.mask_axes) else "contiguous"
+    ordered, kind = bool(axes & set(words.program.mask_axes)), words.program.order.kind
+    return {"zigzag": ordered and kind == "zigzag", "striped": ordered and kind == "striped"}
 
 
 def read(words: Words, axis: str) -> str:

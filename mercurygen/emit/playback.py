@@ -282,8 +282,8 @@ class Playback:
         self.same("all-reduce, group", event.dim, group.dim)
         how = getattr(op, "path", "sum").rpartition(".")[2].lower()
         self.same("all-reduce", event.reduce, how)
-        self.moved("all-reduce, source", event.source, None, x)
-        self.moved("all-reduce, target", event.target, None, x, into=True)
+        self.moved("all-reduce, source", event.source, x, None)
+        self.moved("all-reduce, target", event.target, x, None, into=True)
         (work,) = self.works(event.op, 1, [x])
         work.wait()
 

@@ -315,7 +315,11 @@ def _begin(plan: Plan) -> str | Refusal:
             alike = False
     if worst > MOST_BLOCKS:
         return _fragmented(worst)
-    if partly or not alike:
+    spread = any(  # results of all tiles, of which the first is a part
+        loop.walks and not loop.outputs and any(t.carries(loop.axis) for t in program.outputs)
+        for loop in loops
+    )
+    if partly or spread or not alike:
         return "empty"
     if not moving:
         return "first" if walks else "only"
