@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import border
+from mercurygen.emit import border, nest, tiles
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Plan
 
@@ -70,13 +70,10 @@ def _body(plan: Plan) -> list[str]:
         lines.append(f'{groups[0]} = mesh.get_group("{names[0]}")')
     elif names:
         lines.append(f"{', '.join(groups)} = (mesh.get_group(name) for name in MESH)")
-    lines += ["", *border.before(plan)]
-    if plan.nest.stages or plan.program.replicated:
-        given = "".join(f", {variable(dim)}" for dim in plan.row_dims)
-        lines.append(f"out, lse = _attend(q, k, v{given}, scale)")
-    else:
-        causal = plan.program.mask == "causal"
-        lines.append(f"out, lse = _block_forward(q, k, v, scale, causal={causal})")
+    lines.append("")
+    if plan.tiles:
+        return [*lines, *tiles.body(plan)]
+    lines += [*border.before(plan), f"out, lse = {nest.attend_call(plan, 'q, k, v')}"]
     return [*lines, *border.after(plan)]
 
 

@@ -6,7 +6,7 @@ import ast
 import hashlib
 from math import lcm, prod
 
-from mercurygen.emit import border, entry, header, nest, walk
+from mercurygen.emit import border, entry, header, nest, tiles, walk
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import SEQUENCE
@@ -25,6 +25,7 @@ _IMPORTS = (  # (what the text mentions, the import), in the order of the module
     ("Iterator", "from collections.abc import Iterator"),
     ("timedelta", "from datetime import timedelta"),
     ("groupby", "from itertools import groupby"),
+    ("product", "from itertools import product"),
     ("NamedTuple", "from typing import NamedTuple"),
     ("crc32", "from zlib import crc32"),
 )
@@ -101,20 +102,22 @@ def _not_emitted(plan: Plan) -> str | None:
         return f"operator {program.operator}"
     if program.order.kind == "striped" and nest.loops:
         return "a striped order where tiles come by"
-    if plan.tiles:
-        return "a tile loop"
+    if {axis for loop in plan.tiles for axis in loop.axes} & {"S_q", "S_kv"}:
+        return "a tile loop over the sequence"
     if nest.reduces or len(nest.loops) > 1 or any(loop.outputs for loop in nest.loops):
         return "partial results"
     for loop in nest.loops:
         for walk in loop.walks:
             if walk.direct or walk.reverse or walk.both or walk.ahead != 1:
                 return f"the option of the shift along {walk.dim}"
-    border = (*plan.before, *plan.after)
-    if not all(isinstance(step, Swap) for step in border):
+    border_steps = (*plan.before, *plan.after)
+    if not all(isinstance(step, Swap) for step in border_steps):
         return "a reshard of what is replicated"
-    swapped = {axis for step in border for axis in (step.gathered, step.split)}
-    if swapped - {SEQUENCE, "H"}:
-        return "a reshard of what is neither the sequence nor key/value heads"
+    swapped = {axis for step in border_steps for axis in (step.gathered, step.split)}
+    if swapped - {SEQUENCE, *border.NAMES} or any(
+        SEQUENCE not in (step.gathered, step.split) for step in border_steps
+    ):
+        return "a reshard of what is not the sequence"
     return None
 
 
@@ -187,14 +190,19 @@ def _sections(plan: Plan) -> list[str]:
         )
     else:
         sections.append(("layout: one rank owns all tokens", [render("single")]))
-    if plan.nest.stages or plan.program.replicated:
+    if plan.tiles:
+        sections.append((f"parts of {tiles.Parts(plan).what()}", tiles.functions(plan)))
+    if nest.needs_attend(plan):
         texts = [nest.attend(plan), *nest.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
-    if plan.before:
+    if plan.tiles and tiles.transfers(plan):
+        sections.append(("transfers of parts", tiles.transfers(plan)))
+    elif plan.before:
         dims = " and ".join(dict.fromkeys(swap.dim for swap in plan.before))
         dims = dims if len(dims) < 50 else "border"
+        dealt = " and ".join(border.dealt_words(plan))
         texts = border.swap_functions(plan)
-        sections.append((f"{dims}: all-to-all between sequence and heads", texts))
+        sections.append((f"{dims}: all-to-all between sequence and {dealt}", texts))
     if border.joins(plan):
         sections[-1][1].append(border.join_function(plan))
     block = [render("block")]

@@ -23,7 +23,7 @@ def mask_form(plan: Plan) -> Form:
     """
     if plan.program.mask == "full" or plan.nest.begin == "only":
         return "all"
-    if plan.nest.begin == "first":
+    if plan.nest.begin == "first" and set(plan.nest.walks) == set(plan.row_dims):
         spans = [range(plan.program.mesh.extent(dim)) for dim in plan.row_dims]
         places = [dict(zip(plan.row_dims, place, strict=True)) for place in product(*spans)]
         slots = [plan.rows(place) for place in places]
@@ -55,24 +55,47 @@ def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]
 # --- the body on every tile -----------------------------------------------------------------
 
 
+def group_dims(plan: Plan) -> tuple[str, ...]:
+    """The dimensions that `_attend` needs the groups of: tiles come along them, or rows differ."""
+    stages = walking(plan) if plan.tiles else plan.nest.stages
+    rows = plan.row_dims if mask_form(plan) == "chunks" or not plan.tiles else ()
+    return plan.program.mesh.in_order({*rows, *(stage.dim for stage in stages)})
+
+
+def needs_attend(plan: Plan) -> bool:
+    """Whether the body is more than one call of the kernel on what the border leaves."""
+    if plan.tiles:
+        return plan.nest.begin != "only"
+    return bool(plan.nest.stages or plan.program.replicated)
+
+
+def attend_call(plan: Plan, tiles: str) -> str:
+    """The call of the body on q, k and v."""
+    if not needs_attend(plan):
+        return f"_block_forward({tiles}, scale, causal={plan.program.mask == 'causal'})"
+    groups = "".join(f", {variable(dim)}" for dim in group_dims(plan))
+    return f"_attend({tiles}{groups}, scale)"
+
+
 def attend(plan: Plan) -> str:
     """`_attend`: the body on every tile that comes by."""
     nest, form = plan.nest, mask_form(plan)
-    groups = "".join(f", {variable(dim)}: dist.ProcessGroup" for dim in plan.row_dims)
+    groups = "".join(f", {variable(dim)}: dist.ProcessGroup" for dim in group_dims(plan))
     lines = [
         f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float)"
         " -> tuple[Tensor, Tensor]:",
         '    """q [B, s, h, D], k [B, s, k, D], v [B, s, k, E] '
         '-> out [B, s, h, E], lse [B, h, s]"""',
     ]
-    fresh = any("k" in swap.tensors for swap in plan.before)  # packed by the border
+    fresh = plan.tiles or any("k" in swap.tensors for swap in plan.before)  # dense already
     tiles = "(k, v)" if fresh else "(k.contiguous(), v.contiguous())"
-    for stage in leading(plan):
+    for stage in () if plan.tiles else leading(plan):
         tiles = f"_gather({tiles}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
-    if leading(plan) and not walking(plan):
+    if leading(plan) and not walking(plan) and not plan.tiles:
         lines.append(f"    k, v = {tiles}")
     if nest.begin == "only":
-        lines.append("    return _block_forward(q, k, v, scale, causal=False)")
+        causal = plan.program.mask == "causal"
+        lines.append(f"    return _block_forward(q, k, v, scale, causal={causal})")
         return "\n".join(lines)
     if walking(plan):
         lines.append(f"    tiles = {_walk_call(plan, tiles)}")

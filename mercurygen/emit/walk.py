@@ -9,14 +9,13 @@ from mercurygen.emit.loops import leading, levels, walking
 from mercurygen.emit.nest import Form, mask_form
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
-from mercurygen.lower.plan import Gather, Plan
+from mercurygen.lower.plan import Gather, Plan, Stages
 
 TILES = "tuple[Tensor, ...]"
 
 
 def functions(plan: Plan) -> list[str]:
     """Everything that brings tiles, callers first."""
-    nest = plan.nest
     texts = []
     if len(levels(plan)) > 1:
         texts += [_walk_tiles(plan), _spare(plan)]
@@ -24,13 +23,18 @@ def functions(plan: Plan) -> list[str]:
         texts += [_walk_ring(plan), render("shift")]
     if any(isinstance(stage, Gather) for stage in walking(plan)):
         texts.append(_gather_ahead(plan))
-    if leading(plan):
-        texts.append(_gather(plan))
-    if any(isinstance(stage, Gather) for stage in nest.stages):
-        texts += _gathering(plan)
-    if nest.stages:
+    if leading(plan) and not plan.tiles:
+        texts.append(gather(plan))
+    if any(isinstance(stage, Gather) for stage in _inside(plan)):
+        texts += gathering(plan)
+    if _inside(plan):
         texts.append(render("wait"))
     return texts
+
+
+def _inside(plan: Plan) -> Stages:
+    """The stages that are not outside the tile loops."""
+    return walking(plan) if plan.tiles else plan.nest.stages
 
 
 def _yields(plan: Plan, owner: str) -> str:
@@ -181,7 +185,8 @@ def _outer(plan: Plan) -> tuple[str, str]:
     return (", outer: int", ", outer") if needs_outer(plan) else ("", "")
 
 
-def _gather(plan: Plan) -> str:
+def gather(plan: Plan) -> str:
+    """`_gather`: a gather that is waited for."""
     parameter, argument = _outer(plan)
     return "\n".join(
         [
@@ -193,7 +198,8 @@ def _gather(plan: Plan) -> str:
     )
 
 
-def _gathering(plan: Plan) -> list[str]:
+def gathering(plan: Plan) -> list[str]:
+    """`_start_gather` and `_finish_gather`."""
     parameter, argument = _outer(plan)
     start = [
         f"def _start_gather(tiles: {TILES}, parts: list[Tensor], group: dist.ProcessGroup)"

@@ -21,6 +21,10 @@ class Flight(NamedTuple):
     received: Tile
     step: Step
 
+    def landed(self) -> Flight:
+        """Once it is over: what was sent is not needed any more."""
+        return self._replace(works=Works((), ()))
+
 
 class Border(Nest):
     """One rank's reshards."""
@@ -95,7 +99,7 @@ class Border(Nest):
         axis = self.joined_axis(received, step)
         part = self.part.get(axis, (0, 1))
         numbers = received.live.number, whole.live.number
-        self.events.append(Unpack(*numbers, axis, step.join, part))
+        self.events.append(Unpack(*numbers, axis, step.join, part, into=True))
 
     def put(self, x: Tile, whole: Tile) -> None:
         """A part, in its place in the whole."""

@@ -124,10 +124,12 @@ class Unpack:
 
     Attributes:
         source: with one part after the other.
-        target: the buffer; of a part only, what it has elsewhere stays.
+        target: the buffer.
         axis: along which they join.
         join: how the ranks' parts interleave along it.
         part: (i, n): they are the i-th of n equal runs of every rank's part.
+        into: the target is an output that is put together part by part: what it has elsewhere,
+            along this axis or others, stays.
     """
 
     source: int
@@ -135,6 +137,7 @@ class Unpack:
     axis: str
     join: Interleaving
     part: tuple[int, int] = (0, 1)
+    into: bool = False
 
 
 @dataclass(frozen=True, slots=True)

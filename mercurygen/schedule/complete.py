@@ -137,7 +137,7 @@ def _fault_of_tiles(program: Program) -> Fault | None:
                 loop.axes[0],
             )
         for axis in loop.axes:
-            fault = _fault_of_sequence_tile(program, axis)
+            fault = _fault_of_sequence_tile(program, axis) or _fault_of_dealt_tile(program, axis)
             if fault:
                 return fault
     for axis in program.axes:
@@ -180,6 +180,25 @@ def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
             "tile another axis",
         )
         return Fault(Refusal("tile-of-moved", lambda: explain), "tile", axis)
+    return None
+
+
+def _fault_of_dealt_tile(program: Program, axis: str) -> Fault | None:
+    """Parts of an axis that a reshard deals: only if it is the first that a tensor goes through."""
+    for tensor in (*program.read, *program.outputs):
+        moved = [
+            dim
+            for dim in program.mesh.names
+            if program.pinned(tensor, dim) != program.stored(tensor, dim)
+        ]
+        dealt = [dim for dim in moved if program.stored(tensor, dim) == axis]
+        if tensor.carries(axis) and dealt and dealt != moved[:1]:
+            explain = (
+                f"{axis} is looped over, but {tensor.name} is resharded along "
+                f"{' and '.join(moved)}: its parts are no runs of what is dealt first",
+                "make one mesh dimension of them, or tile another axis",
+            )
+            return Fault(Refusal("tile-of-reshards", lambda: explain), "tile", axis)
     return None
 
 
