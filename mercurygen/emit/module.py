@@ -195,8 +195,11 @@ def _sections(plan: Plan) -> list[str]:
     if nest.needs_attend(plan):
         texts = [nest.attend(plan), *nest.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
-    if plan.tiles and tiles.transfers(plan):
-        sections.append(("transfers of parts", tiles.transfers(plan)))
+    if plan.tiles:
+        code = "\n".join([entry.function(plan), *(text for _, texts in sections for text in texts)])
+        texts = tiles.transfers(plan, code)
+        if texts:
+            sections.append(("transfers of parts", texts))
     elif plan.before:
         dims = " and ".join(dict.fromkeys(swap.dim for swap in plan.before))
         dims = dims if len(dims) < 50 else "border"

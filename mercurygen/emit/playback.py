@@ -26,10 +26,13 @@ from mercurygen.lower.events import (
     Batch,
     Cast,
     Collective,
+    Cut,
     Event,
     Fill,
     Kernel,
+    Operand,
     Pack,
+    Put,
     Return,
     Trace,
     Unpack,
@@ -52,6 +55,7 @@ class Playback:
         self.filled: dict[int, float] = {}
         self.contents = [0] * len(trace.buffers)
         self.returns: dict[str, int] = {}  # buffer by name
+        self.puts: dict[int, list[int]] = {}  # what is copied into parts of a buffer, in order
         self.merging: tuple[Kernel, list[Storage]] | None = None
         self.dtype, self.accumulator = (Dtype(plan.itemsize(x)) for x in ("inputs", "accumulator"))
 
@@ -98,7 +102,14 @@ class Playback:
             match event := self.trace.events[self.index]:
                 case Batch() | Collective() | Wait() | Kernel():
                     return event
-                case Pack(source, target) | Unpack(source, target) | Cast(source, target):
+                case Put(source, target) | Unpack(source, target, into=True):
+                    self.puts.setdefault(target, []).append(source)
+                case (
+                    Pack(source, target)
+                    | Unpack(source, target)
+                    | Cast(source, target)
+                    | Cut(source, target)
+                ):
                     self.sources[target] = (source, self.contents[source])
                 case Fill(outputs):
                     self.filled |= dict(zip(outputs, (0.0, float("-inf")), strict=True))
@@ -240,24 +251,34 @@ class Playback:
         (work,) = self.works(event.op, 1, [into])
         return work if async_op else work.wait()
 
-    def part(self, name: str, tensor: Tensor, chunks: tuple[int, int]) -> None:
-        """A part of a tensor of the operator: these chunks of its sequence."""
-        at = self.program.tensor(name).dimension(self.program.sequence(self.program.tensor(name)))
-        want = [(0, size) for size in tensor.storage.shape]
-        want[at] = (chunks[0] * self.plan.chunk, chunks[1] * self.plan.chunk)
+    def part(self, name: str, tensor: Tensor, operand: Operand, event: Kernel) -> None:
+        """A part of a tensor of the operator: the operand's cuts, and in them the block."""
+        declared, atoms = self.program.tensor(name), self.plan.atoms
+        extents = dict(zip((axis.name for axis in self.program.axes), event.extents, strict=True))
+        spans = zip(self.program.mask_axes, event.block[:2], strict=True)
+        cuts = {axis: (start, stop) for axis, start, stop in operand.cuts}
+        for axis, (start, stop) in spans:
+            first = cuts.get(axis, (0, 0))[0]
+            cuts[axis] = (first + start, first + stop)
+        want = [(0, size) for size in tensor.base]
+        for axis, (start, stop) in cuts.items():
+            if declared.carries(axis):
+                at = declared.dimension(axis)
+                axes = declared.dims[at]
+                minor = prod(extents[each] for each in axes[axes.index(axis) + 1 :])
+                size = minor * self.program.extent(axis) // atoms.count[axis]
+                want[at] = (start * size, stop * size)
         if tensor.cuts is None or list(tensor.cuts) != want:
             raise Complaint(f"part of {name}: the plan has {want}, the text {tensor.cuts}")
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, scale: Any, causal: Any) -> Any:
         """`_block_forward`."""
         event = self.expect(Kernel, "runs the kernel")
-        rows = self.program.mask_axes[0]
         tensors = zip(self.program.inputs, (q, k, v), event.inputs, strict=True)
         for declared, tensor, operand in tensors:
             name = declared.name
             self.bind(f"{name} of the kernel", operand.buffer, tensor.storage)
-            by_rows = self.program.sequence(declared) == rows
-            self.part(name, tensor, event.block.rows if by_rows else event.block.cols)
+            self.part(name, tensor, operand, event)
         self.same("causal", event.block.causal, causal)
         self.same("scale", self.scale, scale)
         out = Tensor.new([*q.shape[:3], v.shape[3]], self.dtype, "kernel", sure=False)
@@ -280,7 +301,7 @@ class Playback:
             raise Complaint("merges something else than the block's result")
         for name, operand, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
             self.bind(f"{name} of the merge", operand.buffer, tensor.storage)
-            self.part(name, tensor, event.block.rows)
+            self.part(name, tensor, operand, event)
             tensor.storage.contents += 1
             self.contents[operand.buffer] += 1
         self.merging = None
@@ -296,4 +317,19 @@ class Playback:
         for name, tensor in zip(names, tensors, strict=True):
             self.bind(f"result {name}", self.returns[name], tensor.storage)
             self.same(f"shape of {name}", self.local_shape(name), list(tensor.shape))
+            self.put_together(name, tensor.storage)
         self.compared += len(names)
+
+    def put_together(self, name: str, storage: Storage) -> None:
+        """A result that parts were copied into: from the plan's buffers, all of it."""
+        want = self.puts.get(storage.buffer, [])
+        have: list[Storage] = []
+        for source, _, _ in storage.puts:
+            if not have or have[-1] is not source:
+                have.append(source)
+        self.same(f"copies into {name}", len(want), len(have))
+        for number, source in zip(want, have, strict=True):
+            self.bind(f"part of {name}", number, source)
+        if want:
+            size = sum(count for _, count, _ in storage.puts)
+            self.same(f"elements copied into {name}", prod(storage.shape), size)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import border
+import re
+
+from mercurygen.emit import border, walk
 from mercurygen.emit.nest import attend_call
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import variable
-from mercurygen.lower.plan import Gather, Plan, Swap
+from mercurygen.lower.plan import Gather, Loop, Plan, Swap
 
 INDEX = {"B": "b", "H": "h", "G": "g", "S_q": "i", "S_kv": "j"}  # of a part of an axis
 WORDS = {"B": "the batch", "H": "the heads", "G": "the query heads of every key/value head"}
@@ -112,10 +114,7 @@ def body(plan: Plan) -> list[str]:
         lines += border.into_part(plan, step, tuple(n for n in step.tensors if n in whole))
     for loop in plan.nest.loops:
         if all(name in whole for name in loop.tensors):
-            names = ", ".join(loop.tensors)
-            for gather in loop.leading:
-                group = variable(gather.dim) + border.outer_argument(plan, gather.join)
-                lines.append(f"{names} = _gather(({names}), {group})")
+            lines += _gather_whole(plan, loop)
     lines += [
         "out = q.new_empty(*q.shape[:3], v.shape[3])",
         "whole = (out,)",
@@ -127,6 +126,18 @@ def body(plan: Plan) -> list[str]:
         *_loop(plan, parts),
         "return (out, lse) if return_lse else out",
     ]
+    return lines
+
+
+def _gather_whole(plan: Plan, loop: Loop) -> list[str]:
+    """What the loops do not cut, gathered once."""
+    names, lines = ", ".join(loop.tensors), []
+    fresh = any(loop.tensors[0] in step.tensors for step in plan.before)  # dense already
+    tiles = names if fresh else ", ".join(f"{name}.contiguous()" for name in loop.tensors)
+    for gather in loop.leading:
+        group = variable(gather.dim) + border.outer_argument(plan, gather.join)
+        lines.append(f"{names} = _gather(({tiles}), {group})")
+        tiles = names
     return lines
 
 
@@ -166,20 +177,47 @@ def functions(plan: Plan) -> list[str]:
     return texts
 
 
-def transfers(plan: Plan) -> list[str]:
-    """The transfers that these start."""
-    parts = Parts(plan)
-    texts = []
-    last = {_last(parts, name) for name in parts.moving}
-    for axis in dict.fromkeys(step.split for step in last if isinstance(step, Swap)):
-        texts.append(_start_dealt(parts, axis))
-    if any(isinstance(step, Gather) for step in last):
-        texts.append(render("gather_part"))
-    if parts.home or any(isinstance(step, Swap) for step in last):
-        texts.append(render("start_all_to_all"))
-    if parts.moving:
-        texts.append(render("landed"))
-    return texts
+def transfers(plan: Plan, code: str) -> list[str]:
+    """Of the functions that move parts, or whole tensors, those that some code comes to use."""
+    parts, values = Parts(plan), border.parameters(plan)
+    axes = [axis for axis in border.NAMES if axis in _dealt(parts)]
+    texts = [_start_dealt(parts, axis) for axis in axes]
+    for axis in axes:
+        into, back = render(f"swap_{border.NAMES[axis]}", **values).split("\n\n\n")
+        texts += [_sequence_to_part(parts, axis) if axis in parts.counts else into, back]
+    texts += border.split_function(plan)
+    texts += [render(name) for name in ("all_to_all", "start_all_to_all", "gather_part")]
+    texts += [walk.gather(plan), *walk.gathering(plan), render("landed"), render("wait")]
+    found: list[str] = []
+    for text in texts:  # callers come first
+        name = text.removeprefix("def ").partition("(")[0]
+        used = re.search(rf"\b{name}\(", code)
+        if used and f"def {name}(" not in code:
+            found.append(text)
+            code += text
+    return found
+
+
+def _dealt(parts: Parts) -> set[str]:
+    """Axes that are exchanged with the sequence."""
+    return {border.dealt_axis(step) for step in (*parts.plan.before, *parts.plan.after)}
+
+
+def _sequence_to_part(parts: Parts, axis: str) -> str:
+    """`_sequence_to_heads` and the like, of a part."""
+    name, values = border.NAMES[axis], border.parameters(parts.plan)
+    more = ", kv_heads: int" if axis == "G" else ""
+    packed, what = _packed(parts, axis)
+    shape = what.removeprefix("[n, ").replace(" S,", " n S,")
+    return "\n".join(
+        [
+            f"def _sequence_to_{name}(x: Tensor, group: dist.ProcessGroup{values['parameter']}"
+            f"{more}, {INDEX[axis]}: int) -> Tensor:",
+            f'    """[B, S, H, D] -> [{shape}: all tokens of the n ranks, in global order."""',
+            f"    parts = _all_to_all({packed}, group)",
+            f"    return _join(parts{values['argument']})",
+        ]
+    )
 
 
 def _last(parts: Parts, name: str) -> Swap | Gather:
@@ -368,15 +406,21 @@ def _dealing(parts: Parts, step: Swap) -> str:
     return kv_heads + (f", {INDEX[step.split]}" if step.split in parts.counts else "")
 
 
-def _start_dealt(parts: Parts, axis: str) -> str:
-    """`_start_heads` and the like: an all-to-all, all but its wait."""
-    count = parts.counts.get(axis, 1)
-    index, dim = INDEX[axis], {"B": 0, "H": 2, "G": 3}[axis]
+def _packed(parts: Parts, axis: str) -> tuple[str, str]:
+    """A part of x for every rank of a group, and the shape of what they give."""
+    count, dim = parts.counts.get(axis, 1), {"B": 0, "H": 2, "G": 3}[axis]
     of = f"{count} * group.size()" if count > 1 else "group.size()"
     x = "x.unflatten(2, (kv_heads, -1))" if axis == "G" else "x"
-    chunks = f"{x}.chunk({of}, dim={dim})" + (f"[{index}::{count}]" if count > 1 else "")
-    flat = ".flatten(3, 4)" if axis == "G" else ""
-    what = {"B": "[n, B / n, S, H, D]", "H": "[n, B, S, H / n, D]", "G": "[n, B, S, H / n, D]"}
+    chunks = f"{x}.chunk({of}, dim={dim})" + (f"[{INDEX[axis]}::{count}]" if count > 1 else "")
+    ways = f"{count} / n" if count > 1 else "n"
+    shape = f"[n, B / {ways}, S, H, D]" if axis == "B" else f"[n, B, S, H / {ways}, D]"
+    return f"torch.stack({chunks})" + (".flatten(3, 4)" if axis == "G" else ""), shape
+
+
+def _start_dealt(parts: Parts, axis: str) -> str:
+    """`_start_heads` and the like: an all-to-all, all but its wait."""
+    index, count = INDEX[axis], parts.counts.get(axis, 1)
+    packed, shape = _packed(parts, axis)
     part = f", part {index} of {count}" if count > 1 else ""
     more = ", kv_heads: int" if axis == "G" else ""
     more += f", {index}: int" if count > 1 else ""
@@ -384,8 +428,8 @@ def _start_dealt(parts: Parts, axis: str) -> str:
         [
             f"def _start_{border.NAMES[axis]}(x: Tensor, group: dist.ProcessGroup{more})"
             " -> tuple[Tensor, dist.Work]:",
-            f'    """[B, S, H, D] -> {what[axis]} from the n ranks{part}; and what to wait for."""',
-            f"    return _start_all_to_all(torch.stack({chunks}){flat}, group)",
+            f'    """[B, S, H, D] -> {shape} from the n ranks{part}; and what to wait for."""',
+            f"    return _start_all_to_all({packed}, group)",
         ]
     )
 

@@ -36,6 +36,7 @@ class Storage:
         contents: counts what was written to it.
         arriving: whether a transfer writes to it.
         buffer: number in the plan's trace, once known.
+        puts: what was copied into parts of it: from which storage, how many elements, and where.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Storage:
     ) -> None:
         self.shape, self.nbytes, self.made, self.source = tuple(shape), nbytes, made, source
         self.contents, self.arriving = 0, False
+        self.puts: list[tuple[Storage, int, Any]] = []
         self.buffer: int | None = None
 
 
@@ -57,14 +59,15 @@ class Tensor(Host):
     """A view of a storage.
 
     Attributes:
-        cuts: per dimension of the storage's own shape the range that it views, while it is
-            nothing but cut along them; else None.
+        cuts: per dimension of `base` the range that it views, while it is nothing but cut along
+            them; else None.
+        base: a shape of the whole storage.
         sure: whether the strides are known, not only likely, as those of the caller's inputs.
     """
 
     visible = frozenset(
         "shape dtype ndim size numel contiguous clone to transpose permute movedim unsqueeze "
-        "squeeze unflatten flatten chunk unbind new_empty new_zeros new_full __getitem__".split()
+        "squeeze unflatten flatten chunk unbind copy_ new_empty new_zeros new_full __getitem__".split()
     )
 
     def __init__(
@@ -80,6 +83,7 @@ class Tensor(Host):
             raise Complaint(f"not understood: a tensor of {len(shape)} dimensions")
         self.storage, self.shape, self.dtype = storage, tuple(shape), dtype
         self.strides, self.sure, self.cuts = tuple(strides), sure, cuts
+        self.base = storage.shape
 
     @classmethod
     def new(
@@ -120,6 +124,13 @@ class Tensor(Host):
         sure = self.sure if sure is None else sure
         return Tensor(self.storage, [n for n, _ in dims], self.dtype, [s for _, s in dims], sure)
 
+    def reshaped(self, dims: Sequence[tuple[int, int]]) -> Tensor:
+        """A view with dimensions split or joined; of a whole buffer, one with another shape."""
+        view = self.view(dims)
+        if self.whole and self.is_dense and view.is_dense:
+            view.base, view.cuts = view.shape, tuple((0, size) for size in view.shape)
+        return view
+
     def dims(self) -> list[tuple[int, int]]:
         """Sizes and strides."""
         return list(zip(self.shape, self.strides, strict=True))
@@ -128,7 +139,9 @@ class Tensor(Host):
         """Itself if it surely is dense, else a copy."""
         if not self.is_dense:
             return copy([self], self.shape, self.dtype)
-        return Tensor(self.storage, self.shape, self.dtype, self.strides, True, self.cuts)
+        view = Tensor(self.storage, self.shape, self.dtype, self.strides, True, self.cuts)
+        view.base = self.base
+        return view
 
     def clone(self, *, memory_format: object) -> Tensor:
         """A dense copy, whatever it is."""
@@ -184,7 +197,7 @@ class Tensor(Host):
             raise Complaint(f"unflatten of {size} into {sizes}")
         inner = [(n, s * stride) for n, s in zip(sizes, _dense(sizes), strict=True)]
         dim %= self.ndim
-        return self.view([*self.dims()[:dim], *inner, *self.dims()[dim + 1 :]])
+        return self.reshaped([*self.dims()[:dim], *inner, *self.dims()[dim + 1 :]])
 
     def flatten(self, first: int, last: int) -> Tensor:
         """Several dimensions as one; a copy where strides do not allow a view."""
@@ -195,7 +208,7 @@ class Tensor(Host):
         if any(a[1] != b[0] * b[1] for a, b in zip(run, run[1:], strict=False)):
             shape = [*self.shape[:first], size, *self.shape[last + 1 :]]
             return copy([self], shape, self.dtype)
-        return self.view([*dims[:first], (size, run[-1][1]), *dims[last + 1 :]])
+        return self.reshaped([*dims[:first], (size, run[-1][1]), *dims[last + 1 :]])
 
     def chunk(self, count: int, dim: int) -> tuple[Tensor, ...]:
         """Equal parts along a dimension; no copy."""
@@ -222,8 +235,19 @@ class Tensor(Host):
             if cuts:
                 cuts[i] = (cuts[i][0] + taken.start, cuts[i][0] + taken.stop)
         view = self.view(dims)
-        view.cuts = tuple(cuts) if cuts else None
+        view.cuts, view.base = tuple(cuts) if cuts else None, self.base
         return view
+
+    def copy_(self, source: Tensor) -> None:
+        """Elements of another tensor, into a part of a buffer."""
+        if source.shape != self.shape or source.dtype != self.dtype:
+            raise Complaint(f"copies {source.shape} into {self.shape}")
+        if source.storage.arriving or self.storage.arriving:
+            raise Complaint("copies what a transfer is still writing to")
+        if self.cuts is not None and any(self.cuts == at for _, _, at in self.storage.puts):
+            raise Complaint("copies into a part that has been written already")
+        self.storage.contents += 1
+        self.storage.puts.append((source.storage, self.numel(), self.cuts))
 
     def new_empty(self, *shape: int, dtype: Dtype | None = None) -> Tensor:
         """A new buffer."""
