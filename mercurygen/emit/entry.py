@@ -20,9 +20,10 @@ def global_multiple(plan: Plan) -> int:
     return plan.program.order.chunks(plan.program.mesh)
 
 
-def head_split(plan: Plan) -> int:
-    """Key/value heads must be a multiple of this."""
-    return prod(plan.program.mesh.extent(dim) for dim in plan.head_dims)
+def split_of(plan: Plan, axis: str) -> int:
+    """An axis that is not the sequence must be a multiple of this: its ranks times its parts."""
+    ranks = prod(plan.program.mesh.extent(dim) for dim in plan.program.parallel_dims(axis))
+    return ranks * plan.atoms.parts(axis)
 
 
 def function(plan: Plan) -> str:
@@ -124,17 +125,26 @@ _CHECK_TENSORS = """\
 
 
 def _check_sizes(plan: Plan) -> list[str]:
-    split, chunks = head_split(plan), local_multiple(plan)
+    split, grouped, batch = (split_of(plan, axis) for axis in ("H", "G", "B"))
+    chunks = local_multiple(plan)
+    of = f"({grouped} * k.shape[2])" if grouped > 1 else "k.shape[2]"
+    multiple = f"{grouped} K" if grouped > 1 else "K"
     lines = []
     if split > 1:
         lines += [
-            f"    if k.shape[2] % {split} or q.shape[2] % k.shape[2]:",
-            f'        raise ValueError(f"{{shapes}}: K must be a multiple of {split}, and H of K")',
+            f"    if k.shape[2] % {split} or q.shape[2] % {of}:",
+            f'        raise ValueError(f"{{shapes}}: K must be a multiple of {split}, '
+            f'and H of {multiple}")',
         ]
     else:
         lines += [
-            "    if q.shape[2] % k.shape[2]:",
-            '        raise ValueError(f"{shapes}: H must be a multiple of K")',
+            f"    if q.shape[2] % {of}:",
+            f'        raise ValueError(f"{{shapes}}: H must be a multiple of {multiple}")',
+        ]
+    if batch > 1:
+        lines += [
+            f"    if q.shape[0] % {batch}:",
+            f'        raise ValueError(f"{{shapes}}: B must be a multiple of {batch}")',
         ]
     world = "WORLD_SIZE" if plan.program.mesh.dims else "1"
     total = f"q.shape[1] * {world}" if plan.program.mesh.dims else "q.shape[1]"

@@ -232,9 +232,10 @@ def _nest_heading(plan: Plan) -> str:
 
 def _self_check(plan: Plan) -> tuple[str, list[str]]:
     mesh, causal = plan.program.mesh, plan.program.mask == "causal"
-    multiple, split = entry.global_multiple(plan), entry.head_split(plan)
-    seq = lcm(2 * multiple, 8)
-    values = {"seq": seq, "heads": 2 * split, "kv_heads": split, "causal": causal}
+    multiple = entry.global_multiple(plan)
+    split, grouped, batch = (entry.split_of(plan, axis) for axis in ("H", "G", "B"))
+    seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
+    values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
     if not mesh.dims:
         reference = render(
             "reference",

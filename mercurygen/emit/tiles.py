@@ -11,7 +11,7 @@ from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Gather, Loop, Plan, Swap
 
 INDEX = {"B": "b", "H": "h", "G": "g", "S_q": "i", "S_kv": "j"}  # of a part of an axis
-WORDS = {"B": "the batch", "H": "the heads", "G": "the query heads of every key/value head"}
+WORDS = {"B": "the batch", "H": "the heads", "G": "the query heads"}
 DENSE = ".clone(memory_format=torch.contiguous_format)"
 FLIGHTS = "list[tuple[Tensor, dist.Work]]"
 
@@ -79,7 +79,7 @@ class Parts:
     def what(self) -> str:
         """What a part is of, in words."""
         words = [WORDS.get(axis, "the tokens") for axis in self.counts]
-        return " and of ".join(dict.fromkeys(words))
+        return " and ".join(dict.fromkeys(words))
 
     def kv_heads(self, dim: str) -> str:
         """Key/value heads of a part where a dimension deals query heads."""
@@ -412,7 +412,7 @@ def _packed(parts: Parts, axis: str) -> tuple[str, str]:
     of = f"{count} * group.size()" if count > 1 else "group.size()"
     x = "x.unflatten(2, (kv_heads, -1))" if axis == "G" else "x"
     chunks = f"{x}.chunk({of}, dim={dim})" + (f"[{INDEX[axis]}::{count}]" if count > 1 else "")
-    ways = f"{count} / n" if count > 1 else "n"
+    ways = f"{count}n" if count > 1 else "n"
     shape = f"[n, B / {ways}, S, H, D]" if axis == "B" else f"[n, B, S, H / {ways}, D]"
     return f"torch.stack({chunks})" + (".flatten(3, 4)" if axis == "G" else ""), shape
 
@@ -421,14 +421,13 @@ def _start_dealt(parts: Parts, axis: str) -> str:
     """`_start_heads` and the like: an all-to-all, all but its wait."""
     index, count = INDEX[axis], parts.counts.get(axis, 1)
     packed, shape = _packed(parts, axis)
-    part = f", part {index} of {count}" if count > 1 else ""
     more = ", kv_heads: int" if axis == "G" else ""
     more += f", {index}: int" if count > 1 else ""
     return "\n".join(
         [
             f"def _start_{border.NAMES[axis]}(x: Tensor, group: dist.ProcessGroup{more})"
             " -> tuple[Tensor, dist.Work]:",
-            f'    """[B, S, H, D] -> {shape} from the n ranks{part}; and what to wait for."""',
+            f'    """[B, S, H, D] -> {shape} from the n ranks, with what to wait for."""',
             f"    return _start_all_to_all({packed}, group)",
         ]
     )
@@ -544,7 +543,8 @@ def _put_home(plan: Plan, parts: Parts) -> str:
             ") -> None:",
             '    """Copy what has arrived of a part, from every rank its heads, to its place."""',
             "    for (received, _), into in zip(leaving, whole, strict=True):",
-            f"        for x, place in zip(received.unbind(), {place}, strict=True):",
+            f"        places = {place}",
+            "        for x, place in zip(received.unbind(), places, strict=True):",
             f"            {target}.copy_({x})",
         ]
     )

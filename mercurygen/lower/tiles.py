@@ -131,6 +131,11 @@ class TileLoops(Border):
     def coming_parts(self, tensors: Named) -> Iterator[Coming]:
         """Yield one part after the other; the next one's transfers run while one is used."""
         part, *others = self.parts_of_loops()
+        if not any(self.arrives(x.tensor) for x in tensors.values()):
+            for part, following in zip([part, *others], [*others, None], strict=True):
+                last = following is None or self.leaves(part, following)
+                yield Coming(part, last, self.finish_part(tensors, {}, part))
+            return
         received = self.landed_of(self.start_part(tensors, part))
         for following in others:
             tiles = self.finish_part(tensors, received, part)
@@ -158,13 +163,14 @@ class TileLoops(Border):
         return {
             name: self.start_tensor(x)
             for name, x in tensors.items()
-            if self.tiled(x.tensor) and name in self.program.body and self.moves(x.tensor)
+            if self.arrives(x.tensor)
         }
 
-    def moves(self, tensor: Tensor) -> bool:
+    def arrives(self, tensor: Tensor) -> bool:
         """Whether a part of a tensor does not just lie here."""
         steps = self.steps_of(tensor)
-        return bool(self.leading(tensor)) or any(isinstance(s, Swap) or s.gathers for s in steps)
+        moves = self.leading(tensor) or any(isinstance(s, Swap) or s.gathers for s in steps)
+        return bool(moves) and self.tiled(tensor) and tensor.name in self.program.body
 
     def start_tensor(self, x: Tile) -> Flight | Gathering:
         """Start the last transfer that brings a part of one tensor; those before are done."""
