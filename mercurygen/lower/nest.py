@@ -39,8 +39,10 @@ class Nest(Walks):
             results = self.reduce(results, reduce)
         return self.narrow(results)
 
-    def scope(self, loops: tuple[Loop, ...], tensors: Named) -> Named:
-        """The partial results of all that some loops bring."""
+    def scope(
+        self, loops: tuple[Loop, ...], tensors: Named, into: Named | None = None
+    ) -> Named:
+        """The partial results of all that some loops bring; merged into others where they can be."""
         if loops and loops[0].outputs:
             return self.moving(loops, tensors)
         index = next((i for i, loop in enumerate(loops) if loop.outputs), len(loops))
@@ -51,7 +53,7 @@ class Nest(Walks):
                 tensors = {**tensors, **named(led)}
         walks = tuple(loop for loop in plain if loop.walks)
         if not walks and not rest:
-            return self.once(tensors)
+            return self.once(tensors, into)
         begin = "empty" if rest else self.plan.nest.begin
         items = self.items(walks, tensors)
         if begin == "first":
@@ -85,10 +87,10 @@ class Nest(Walks):
             for deeper, found in self.items(inner, {**tensors, **named(tiles)}):
                 yield {**owner, **deeper}, found
 
-    def once(self, tensors: Named) -> Named:
-        """The results of tiles that are all there is."""
+    def once(self, tensors: Named, into: Named | None = None) -> Named:
+        """The results of tiles that are all there is, or all of a part."""
         if self.plan.nest.begin == "empty":
-            results = self.nothing()
+            results = into or self.nothing()
             self.merge_blocks(tensors, results)
             return results
         return self.share(tensors)

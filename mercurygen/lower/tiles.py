@@ -265,11 +265,11 @@ class TileLoops(Border):
         held: list[Named] = []
         for part, last, tiles in coming:
             self.enter(part)
-            found = self.scope(self.plan.nest.loops, tiles)
-            if held:
-                self.merge(found, held[0])
-            else:
+            found = self.scope(self.plan.nest.loops, tiles, held[0] if held else None)
+            if not held:
                 held.append(found)
+            elif found is not held[0]:
+                self.merge(found, held[0])
             del found
             if last:
                 yield part, self.completed(held.pop())
