@@ -6,18 +6,19 @@ from math import prod
 from textwrap import wrap
 
 from mercurygen.emit import border, nest, tiles
+from mercurygen.emit.loops import part_counts, runs_of_chunk
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Plan
 
 
 def local_multiple(plan: Plan) -> int:
     """Tokens of one rank must be a multiple of this."""
-    return plan.program.order.halves
+    return plan.program.order.halves * runs_of_chunk(plan)
 
 
 def global_multiple(plan: Plan) -> int:
     """Tokens of the whole sequence must be a multiple of this."""
-    return plan.program.order.chunks(plan.program.mesh)
+    return plan.program.order.chunks(plan.program.mesh) * runs_of_chunk(plan)
 
 
 def split_of(plan: Plan, axis: str) -> int:
@@ -72,7 +73,7 @@ def _body(plan: Plan) -> list[str]:
     elif names:
         lines.append(f"{', '.join(groups)} = (mesh.get_group(name) for name in MESH)")
     lines.append("")
-    if plan.tiles:
+    if part_counts(plan):
         return [*lines, *tiles.body(plan)]
     lines += [*border.before(plan), f"out, lse = {nest.attend_call(plan, 'q, k, v')}"]
     return [*lines, *border.after(plan)]
@@ -149,9 +150,10 @@ def _check_sizes(plan: Plan) -> list[str]:
     world = "WORLD_SIZE" if plan.program.mesh.dims else "1"
     total = f"q.shape[1] * {world}" if plan.program.mesh.dims else "q.shape[1]"
     if chunks > 1:
+        must = "even, two chunks of tokens" if chunks == 2 else f"a multiple of {chunks}"
         lines += [
             f"    if q.shape[1] % {chunks}:",
-            '        raise ValueError(f"{shapes}: S must be even, two chunks of tokens")',
+            f'        raise ValueError(f"{{shapes}}: S must be {must}")',
         ]
     where = f" on {{{world}}} ranks" if plan.program.mesh.dims else ""
     lines += [

@@ -7,6 +7,7 @@ import hashlib
 from math import lcm, prod
 
 from mercurygen.emit import border, entry, header, nest, tiles, walk
+from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import SEQUENCE
@@ -102,8 +103,8 @@ def _not_emitted(plan: Plan) -> str | None:
         return f"operator {program.operator}"
     if program.order.kind == "striped" and nest.loops:
         return "a striped order where tiles come by"
-    if {axis for loop in plan.tiles for axis in loop.axes} & {"S_q", "S_kv"}:
-        return "a tile loop over the sequence"
+    if column_parts(plan) > 1 and "G" in part_counts(plan):
+        return "a loop over parts of S_kv inside one over query heads"
     if nest.reduces or len(nest.loops) > 1 or any(loop.outputs for loop in nest.loops):
         return "partial results"
     for loop in nest.loops:
@@ -181,6 +182,7 @@ def _sections(plan: Plan) -> list[str]:
     multiple = entry.global_multiple(plan)
     if mesh.dims:
         values = {"world": mesh.size, "multiple": multiple, "causal": causal}
+        values["chunks"] = order.chunks(mesh)
         layout = render("layout", zigzag=order.halves == 2, **values)
         sections.append(
             (
@@ -190,12 +192,12 @@ def _sections(plan: Plan) -> list[str]:
         )
     else:
         sections.append(("layout: one rank owns all tokens", [render("single")]))
-    if plan.tiles:
+    if part_counts(plan):
         sections.append((f"parts of {tiles.Parts(plan).what()}", tiles.functions(plan)))
     if nest.needs_attend(plan):
         texts = [nest.attend(plan), *nest.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
-    if plan.tiles:
+    if part_counts(plan):
         code = "\n".join([entry.function(plan), *(text for _, texts in sections for text in texts)])
         texts = tiles.transfers(plan, code)
         if texts:
@@ -225,6 +227,8 @@ def _nest_heading(plan: Plan) -> str:
     whole, mesh = " and ".join(dims), plan.program.mesh
     whole = whole if len(whole) < 45 else "tiles"
     ranks = prod(mesh.extent(dim) for dim in dims)
+    if not dims:
+        return "the k and v of this rank, part by part"
     if plan.nest.walks:
         return f"{whole}: the k and v of {ranks} ranks come by, tile by tile"
     return f"{whole}: the k and v of {ranks} ranks, gathered"

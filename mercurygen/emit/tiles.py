@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 from mercurygen.emit import border, walk
+from mercurygen.emit.loops import part_counts
 from mercurygen.emit.nest import attend_call
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Gather, Loop, Plan, Swap
 
-INDEX = {"B": "b", "H": "h", "G": "g", "S_q": "i", "S_kv": "j"}  # of a part of an axis
-WORDS = {"B": "the batch", "H": "the heads", "G": "the query heads"}
+INDEX = {"B": "b", "H": "h", "G": "g", "S_q": "i"}  # of a part of an axis
+WORDS = {"B": "the batch", "H": "the heads", "G": "the query heads", "S_q": "the rows"}
 DENSE = ".clone(memory_format=torch.contiguous_format)"
 FLIGHTS = "list[tuple[Tensor, dist.Work]]"
 
@@ -21,12 +22,7 @@ class Parts:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.program = plan, plan.program
-        self.counts = {
-            axis: count
-            for loop in plan.tiles
-            for axis, count in plan.atoms.loop_parts(loop.axes).items()
-            if count > 1
-        }
+        self.counts = part_counts(plan)
         self.indices = [INDEX[axis] for axis in self.counts]
         self.tensors = [t.name for t in self.program.read]
         self.moving = [t for t in self.tensors if self.tiled(t) and self.story(t) != ((), ())]
@@ -78,7 +74,7 @@ class Parts:
 
     def what(self) -> str:
         """What a part is of, in words."""
-        words = [WORDS.get(axis, "the tokens") for axis in self.counts]
+        words = [WORDS[axis] for axis in self.counts]
         return " and ".join(dict.fromkeys(words))
 
     def kv_heads(self, dim: str) -> str:
@@ -91,7 +87,7 @@ class Parts:
         text = x
         if "G" in axes:
             text += ".unflatten(2, (kv_heads, -1))"
-        for axis, dim in (("B", 0), ("S_q", 1), ("S_kv", 1), ("H", 2), ("G", 3)):
+        for axis, dim in (("B", 0), ("S_q", 1), ("H", 2), ("G", 3)):
             if axis in axes:
                 text += f".chunk({self.counts[axis]}, dim={dim})[{INDEX[axis]}]"
         text += DENSE if dense else ""
@@ -263,9 +259,9 @@ def _parts(plan: Plan, parts: Parts) -> str:
         f'    """Yield q, k and v of one part of {parts.what()} after the other{meanwhile}."""',
     ]
     if not parts.moving:
-        tiles = ", ".join(_tile(parts, name) for name in parts.tensors)
+        made, tiles = _tiles(parts)
         lines += [f"    for {', '.join(parts.indices)} in {parts.iterations()}:"]
-        return "\n".join([*lines, f"        yield {tiles}"])
+        return "\n".join([*lines, *(f"        {line}" for line in made), f"        yield {tiles}"])
     start = [*_start_names(parts), *names[len(parts.tensors) :]]
     if parts.single:
         first, following, before, last = "0", parts.indices[0], f"{parts.indices[0]} - 1", None
@@ -333,18 +329,29 @@ def _tile(parts: Parts, name: str) -> str:
     return parts.cut(name, axes, parts.walked(name) or "G" in axes)
 
 
+def _tiles(parts: Parts) -> tuple[list[str], str]:
+    """Lines that make a part of what is walked, and the tiles of a part."""
+    if not any(parts.walked(name) for name in parts.lying):
+        return [], ", ".join(
+            name if name in parts.moving else _tile(parts, name) for name in parts.tensors
+        )
+    dense = parts.cut("x", parts.carried("k"), True)
+    return [f"keys, values = ({dense} for x in (k, v))"], f"{_tile(parts, 'q')}, keys, values"
+
+
 def _finish_part(plan: Plan, parts: Parts) -> str:
     names = _finish_names(parts)
     index = f", {parts.parameters()}" if parts.lying else ""
     moved = ", ".join(parts.moving) + ("," if len(parts.moving) == 1 else "")
-    tiles = ", ".join(
-        name if name in parts.moving else _tile(parts, name) for name in parts.tensors
-    )
+    made, tiles = _tiles(parts)
+    if "q" in parts.moving and made:
+        tiles = "q, keys, values"
     return "\n".join(
         [
             f"def _finish_part({_signature(names)}{index}) -> tuple[Tensor, ...]:",
             f'    """q, k and v of a part of {parts.what()}: what has arrived is joined."""',
             f"    {moved} = {_joined(parts, 'received')}",
+            *(f"    {line}" for line in made),
             f"    return {tiles}",
         ]
     )

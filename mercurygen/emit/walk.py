@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 
 from mercurygen.emit.border import needs_outer, outer_argument
-from mercurygen.emit.loops import leading, levels, walking
+from mercurygen.emit.loops import leading, levels, part_counts, walking
 from mercurygen.emit.nest import Form, mask_form
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
@@ -23,7 +23,7 @@ def functions(plan: Plan) -> list[str]:
         texts += [_walk_ring(plan), render("shift")]
     if any(isinstance(stage, Gather) for stage in walking(plan)):
         texts.append(_gather_ahead(plan))
-    if leading(plan) and not plan.tiles:
+    if leading(plan) and not part_counts(plan):
         texts.append(gather(plan))
     if any(isinstance(stage, Gather) for stage in _inside(plan)):
         texts += gathering(plan)
@@ -34,7 +34,7 @@ def functions(plan: Plan) -> list[str]:
 
 def _inside(plan: Plan) -> Stages:
     """The stages that are not outside the tile loops."""
-    return walking(plan) if plan.tiles else plan.nest.stages
+    return walking(plan) if part_counts(plan) else plan.nest.stages
 
 
 def _yields(plan: Plan, owner: str) -> str:
