@@ -116,7 +116,9 @@ def attend(plan: Plan) -> str:
         lines.append(f"    tiles = {_walk_call(plan, tiles)}")
     elif column_parts(plan) > 1:
         count = column_parts(plan)
-        lines.append(f"    tiles = zip(k.chunk({count}, dim=1), v.chunk({count}, dim=1), strict=True)")
+        lines.append(
+            f"    tiles = zip(k.chunk({count}, dim=1), v.chunk({count}, dim=1), strict=True)"
+        )
     lines += _first(plan, form) if nest.begin == "first" else _empty()
     if form == "chunks":
         held = ", ".join(

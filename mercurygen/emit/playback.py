@@ -54,6 +54,7 @@ class Playback:
         self.sources: dict[int, tuple[int, int]] = {}  # of a copy: of what, of which contents
         self.filled: dict[int, float] = {}
         self.contents = [0] * len(trace.buffers)
+        self.picked: dict[int, Pack | Cut] = {}  # what is copied out of an input
         self.returns: dict[str, int] = {}  # buffer by name
         self.puts: dict[int, list[int]] = {}  # what is copied into parts of a buffer, in order
         self.merging: tuple[Kernel, list[Storage]] | None = None
@@ -111,6 +112,8 @@ class Playback:
                     | Cut(source, target)
                 ):
                     self.sources[target] = (source, self.contents[source])
+                    if isinstance(event, Pack | Cut) and source in self.trace.inputs.values():
+                        self.picked[target] = event
                 case Fill(outputs):
                     self.filled |= dict(zip(outputs, (0.0, float("-inf")), strict=True))
                 case Return(name, buffer):
@@ -140,7 +143,9 @@ class Playback:
             case Wait(op):
                 return f"waits for transfer {op}"
             case Kernel(inputs, block=block):
-                return f"runs the kernel on {' and '.join(label[x.buffer] for x in inputs)}, {block}"
+                return (
+                    f"runs the kernel on {' and '.join(label[x.buffer] for x in inputs)}, {block}"
+                )
         return "is over"
 
     def same(self, what: str, plan: Any, text: Any) -> None:
@@ -158,6 +163,7 @@ class Playback:
                 fits = storage.made == self.filled.get(number, "empty")
             if fits and storage.nbytes == self.trace.buffers[number].nbytes:
                 self.bound[number], storage.buffer = storage, number
+                self.picks(what, number, storage)
                 return
         if known is not storage:
             plan = self.trace.buffers[number]
@@ -165,6 +171,44 @@ class Playback:
             raise Complaint(
                 f"{what}: the plan has {plan.label}, {plan.nbytes} bytes, the text {text}"
             )
+
+    def picks(self, what: str, number: int, storage: Storage) -> None:
+        """The parts of an input that a copy is of, if both say so: not the tokens of a sequence."""
+        event = self.picked.get(number)
+        if event is None or not storage.picks:
+            return
+        name = next(n for n, buffer in self.trace.inputs.items() if buffer == event.source)
+        if isinstance(event, Cut):
+            want = [{a: self.indices(a, x, y, self.plan.atoms.count[a])} for a, x, y in event.cuts]
+            want = [{axis: span for each in want for axis, span in each.items()}]
+        elif event.axis in self.program.mask_axes:
+            return
+        else:
+            (index, parts), ranks = event.part, event.join.n
+            places = [rank * parts + index for rank in range(ranks)]
+            want = [{event.axis: self.indices(event.axis, x, x + 1, ranks * parts)} for x in places]
+        have = [
+            {axis: self.span(name, axis, tensor) for axis in spans}
+            for spans, tensor in zip(want, storage.picks, strict=False)
+        ]
+        if want != have:
+            raise Complaint(f"{what}: the plan has {want} of {name}, the text {have}")
+
+    def indices(self, axis: str, start: int, stop: int, count: int) -> tuple[int, int]:
+        """Some of `count` equal parts of an axis of a whole dimension of a tensor."""
+        size = self.program.extent(axis) // count
+        return start * size, stop * size
+
+    def span(self, name: str, axis: str, tensor: Tensor) -> tuple[float, float]:
+        """What a view has of an axis, which is a dimension, or the major part of one."""
+        declared = self.program.tensor(name)
+        if len(tensor.base) == len(declared.axes):
+            return tensor.cuts[declared.axes.index(axis)]
+        at = declared.dimension(axis)
+        axes = declared.dims[at]
+        minor = prod(self.program.extent(each) for each in axes[axes.index(axis) + 1 :])
+        start, stop = tensor.cuts[at]
+        return start / minor, stop / minor
 
     def name(self, storage: Storage) -> str:
         """A storage, for people."""

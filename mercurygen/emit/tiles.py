@@ -53,9 +53,7 @@ class Parts:
     def story(self, name: str) -> tuple[tuple[Swap, ...], tuple[Gather, ...]]:
         """The reshards of an input, and its gathers outside every walk."""
         steps = tuple(step for step in self.plan.before if name in step.tensors)
-        gathers = [
-            g for loop in self.plan.nest.loops if name in loop.tensors for g in loop.leading
-        ]
+        gathers = [g for loop in self.plan.nest.loops if name in loop.tensors for g in loop.leading]
         return steps, tuple(gathers)
 
     def walked(self, name: str) -> bool:
@@ -76,6 +74,10 @@ class Parts:
         """What a part is of, in words."""
         words = [WORDS[axis] for axis in self.counts]
         return " and ".join(dict.fromkeys(words))
+
+    def of_what(self) -> str:
+        """` of the heads`; nothing where it is long."""
+        return f" of {self.what()}" if self.single else ""
 
     def kv_heads(self, dim: str) -> str:
         """Key/value heads of a part where a dimension deals query heads."""
@@ -253,10 +255,10 @@ def _signature(names: list[str]) -> str:
 def _parts(plan: Plan, parts: Parts) -> str:
     """`_parts`: the loop over parts."""
     names = _parts_arguments(plan, parts)
-    meanwhile = "; the next arrive meanwhile" if parts.moving else ""
+    meanwhile = "; the next come meanwhile" if parts.moving else ""
     lines = [
         f"def _parts({_signature(names)}) -> Iterator[tuple[Tensor, ...]]:",
-        f'    """Yield q, k and v of one part of {parts.what()} after the other{meanwhile}."""',
+        f'    """Yield q, k and v of one part{parts.of_what()} after the other{meanwhile}."""',
     ]
     if not parts.moving:
         made, tiles = _tiles(parts)
@@ -342,15 +344,17 @@ def _tiles(parts: Parts) -> tuple[list[str], str]:
 def _finish_part(plan: Plan, parts: Parts) -> str:
     names = _finish_names(parts)
     index = f", {parts.parameters()}" if parts.lying else ""
-    moved = ", ".join(parts.moving) + ("," if len(parts.moving) == 1 else "")
+    moved, value = ", ".join(parts.moving), _joined(parts, "received")
+    if len(parts.moving) == 1:
+        value = f"_join(received[0]{_outer(parts, moved)})"
     made, tiles = _tiles(parts)
     if "q" in parts.moving and made:
         tiles = "q, keys, values"
     return "\n".join(
         [
             f"def _finish_part({_signature(names)}{index}) -> tuple[Tensor, ...]:",
-            f'    """q, k and v of a part of {parts.what()}: what has arrived is joined."""',
-            f"    {moved} = {_joined(parts, 'received')}",
+            f'    """q, k and v of a part{parts.of_what()}: what has arrived is joined."""',
+            f"    {moved} = {value.removeprefix('tuple')}",
             *(f"    {line}" for line in made),
             f"    return {tiles}",
         ]
@@ -368,7 +372,11 @@ def _start_part(plan: Plan, parts: Parts) -> str:
         else:
             runs.append((text, [name]))
     each = [
-        f"({text} for x in ({', '.join(group)}))" if len(group) > 1 else text.replace("(x", f"({group[0]}", 1)
+        (
+            f"({text} for x in ({', '.join(group)}))"
+            if len(group) > 1
+            else text.replace("(x", f"({group[0]}", 1)
+        )
         for text, group in runs
     ]
     if len(runs) == 1 and len(runs[0][1]) > 1:
@@ -379,7 +387,7 @@ def _start_part(plan: Plan, parts: Parts) -> str:
     return "\n".join(
         [
             f"def _start_part({_signature(names)}, {parts.parameters()}) -> {FLIGHTS}:",
-            f'    """Start the transfers that bring a part of {parts.what()}."""',
+            f'    """Start the transfers that bring a part{parts.of_what()}."""',
             f"    return {value}",
         ]
     )
@@ -402,9 +410,7 @@ def _start_of(parts: Parts, name: str) -> str:
     step = (*steps, *gathers)[-1]
     if isinstance(step, Gather):
         return f"_gather_part({x}, {variable(step.dim)})"
-    return (
-        f"_start_{border.NAMES[step.split]}({x}, {variable(step.dim)}{_dealing(parts, step)})"
-    )
+    return f"_start_{border.NAMES[step.split]}({x}, {variable(step.dim)}{_dealing(parts, step)})"
 
 
 def _dealing(parts: Parts, step: Swap) -> str:

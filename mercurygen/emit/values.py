@@ -36,6 +36,7 @@ class Storage:
         contents: counts what was written to it.
         arriving: whether a transfer writes to it.
         buffer: number in the plan's trace, once known.
+        picks: of a copy, the parts of its source that it was made from, where that is known.
         puts: what was copied into parts of it: from which storage, how many elements, and where.
     """
 
@@ -45,6 +46,7 @@ class Storage:
         self.shape, self.nbytes, self.made, self.source = tuple(shape), nbytes, made, source
         self.contents, self.arriving = 0, False
         self.puts: list[tuple[Storage, int, Any]] = []
+        self.picks: list[Tensor] = []
         self.buffer: int | None = None
 
 
@@ -308,7 +310,10 @@ def copy(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tensor:
         raise Complaint("copies a buffer that a transfer is still writing to")
     one, *others = storages
     source = None if others else (one, one.contents)
-    return Tensor.new(shape, dtype, "copy", source=source)
+    made = Tensor.new(shape, dtype, "copy", source=source)
+    if all(part.cuts is not None for part in parts):
+        made.storage.picks = list(parts)
+    return made
 
 
 def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -39,9 +39,7 @@ class Nest(Walks):
             results = self.reduce(results, reduce)
         return self.narrow(results)
 
-    def scope(
-        self, loops: tuple[Loop, ...], tensors: Named, into: Named | None = None
-    ) -> Named:
+    def scope(self, loops: tuple[Loop, ...], tensors: Named, into: Named | None = None) -> Named:
         """The partial results of all that some loops bring; merged into others where they can be."""
         if loops and loops[0].outputs:
             return self.moving(loops, tensors)

@@ -47,7 +47,9 @@ class Gathering(NamedTuple):
     def landed(self) -> Gathering:
         """Once it is over."""
         (received,) = self.received
-        return self._replace(works=Works((), ()), tile=self.tile if self.stage.broadcast else received)
+        return self._replace(
+            works=Works((), ()), tile=self.tile if self.stage.broadcast else received
+        )
 
 
 Flights = dict[str, Flight | Gathering]  # by tensor
@@ -160,11 +162,7 @@ class TileLoops(Border):
     def start_part(self, tensors: Named, part: Part) -> Flights:
         """Start what brings a part of every tensor that is cut: all but its last step is done."""
         self.enter(part)
-        return {
-            name: self.start_tensor(x)
-            for name, x in tensors.items()
-            if self.arrives(x.tensor)
-        }
+        return {name: self.start_tensor(x) for name, x in tensors.items() if self.arrives(x.tensor)}
 
     def arrives(self, tensor: Tensor) -> bool:
         """Whether a part of a tensor does not just lie here."""
@@ -227,9 +225,7 @@ class TileLoops(Border):
         root = index * self.mesh.extent(stage.dim) // parts
         return self.collective("broadcast", stage.dim, x, x, root=root)
 
-    def finish_part(
-        self, tensors: Named, flights: Flights, part: Part
-    ) -> Named:
+    def finish_part(self, tensors: Named, flights: Flights, part: Part) -> Named:
         """A part of every tensor: what has arrived, joined, and what lies here."""
         self.enter(part)
         found = {}
