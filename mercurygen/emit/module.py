@@ -6,7 +6,7 @@ import ast
 import hashlib
 from math import lcm, prod
 
-from mercurygen.emit import border, entry, header, nest, tiles, walk
+from mercurygen.emit import border, entry, header, nest, parts, tiles, walk
 from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
@@ -108,9 +108,9 @@ def _not_emitted(plan: Plan) -> str | None:
     if nest.reduces or len(nest.loops) > 1 or any(loop.outputs for loop in nest.loops):
         return "partial results"
     for loop in nest.loops:
-        for walk in loop.walks:
-            if walk.direct or walk.reverse or walk.both or walk.ahead != 1:
-                return f"the option of the shift along {walk.dim}"
+        for each in loop.walks:
+            if each.direct or each.reverse or each.both or each.ahead != 1:
+                return f"the option of the shift along {each.dim}"
     border_steps = (*plan.before, *plan.after)
     if not all(isinstance(step, Swap) for step in border_steps):
         return "a reshard of what is replicated"
@@ -193,7 +193,7 @@ def _sections(plan: Plan) -> list[str]:
     else:
         sections.append(("layout: one rank owns all tokens", [render("single")]))
     if part_counts(plan):
-        sections.append((f"parts of {tiles.Parts(plan).what()}", tiles.functions(plan)))
+        sections.append((f"parts of {parts.Parts(plan).what()}", tiles.functions(plan)))
     if nest.needs_attend(plan):
         texts = [nest.attend(plan), *nest.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
@@ -240,6 +240,7 @@ def _self_check(plan: Plan) -> tuple[str, list[str]]:
     split, grouped, batch = (entry.split_of(plan, axis) for axis in ("H", "G", "B"))
     seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
     values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
+    values["rows"] = batch if batch > 1 else 2
     if not mesh.dims:
         reference = render(
             "reference",

@@ -6,7 +6,6 @@ from itertools import product
 from typing import Literal
 
 from mercurygen.emit.border import outer_argument
-from mercurygen.emit.words import letters, variable
 from mercurygen.emit.loops import (
     column_parts,
     leading,
@@ -15,6 +14,7 @@ from mercurygen.emit.loops import (
     runs_of_chunk,
     walking,
 )
+from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, visible
 

@@ -174,6 +174,9 @@ class Playback:
 
     def picks(self, what: str, number: int, storage: Storage) -> None:
         """The parts of an input that a copy is of, if both say so: not the tokens of a sequence."""
+        before = self.sources.get(number, (number, 0))[0]
+        if before not in self.bound and before != number and storage.source:
+            self.picks(what, before, storage.source[0])
         event = self.picked.get(number)
         if event is None or not storage.picks:
             return

@@ -1,104 +1,15 @@
-"""Emitted text of tile loops: what brings a part, and what puts its results together."""
+"""Emitted text of tile loops: the public function's, and what brings a part."""
 
 from __future__ import annotations
 
 import re
 
-from mercurygen.emit import border, walk
-from mercurygen.emit.loops import part_counts
+from mercurygen.emit import border, part_results, walk
 from mercurygen.emit.nest import attend_call
+from mercurygen.emit.parts import FLIGHTS, INDEX, Parts, groups, signature
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Gather, Loop, Plan, Swap
-
-INDEX = {"B": "b", "H": "h", "G": "g", "S_q": "i"}  # of a part of an axis
-WORDS = {"B": "the batch", "H": "the heads", "G": "the query heads", "S_q": "the rows"}
-DENSE = ".clone(memory_format=torch.contiguous_format)"
-FLIGHTS = "list[tuple[Tensor, dist.Work]]"
-
-
-class Parts:
-    """How the tile loops of a plan cut its tensors."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.program = plan, plan.program
-        self.counts = part_counts(plan)
-        self.indices = [INDEX[axis] for axis in self.counts]
-        self.tensors = [t.name for t in self.program.read]
-        self.moving = [t for t in self.tensors if self.tiled(t) and self.story(t) != ((), ())]
-        self.lying = [t for t in self.tensors if self.tiled(t) and t not in self.moving]
-        self.home = [s for s in plan.after if not s.optional]  # steps of out; lse has the same
-
-    @property
-    def grouped(self) -> bool:
-        """Whether query heads are told apart by their key/value head."""
-        dealt = [border.dealt_axis(s) for s in (*self.plan.before, *self.plan.after)]
-        return "G" in self.counts or "G" in dealt
-
-    @property
-    def single(self) -> bool:
-        """Whether one axis is looped over."""
-        return len(self.counts) == 1
-
-    @property
-    def number(self) -> int:
-        """Parts of a single axis."""
-        (count,) = self.counts.values()
-        return count
-
-    def tiled(self, name: str) -> bool:
-        """Whether the loops cut a tensor."""
-        return any(self.program.tensor(name).carries(axis) for axis in self.counts)
-
-    def story(self, name: str) -> tuple[tuple[Swap, ...], tuple[Gather, ...]]:
-        """The reshards of an input, and its gathers outside every walk."""
-        steps = tuple(step for step in self.plan.before if name in step.tensors)
-        gathers = [g for loop in self.plan.nest.loops if name in loop.tensors for g in loop.leading]
-        return steps, tuple(gathers)
-
-    def walked(self, name: str) -> bool:
-        """Whether a tensor comes by."""
-        return any(name in loop.tensors for loop in self.plan.nest.loops if loop.walks)
-
-    def iterations(self) -> str:
-        """An iterable of the indices of all parts."""
-        if self.single:
-            return f"range({self.number})"
-        return f"product({', '.join(f'range({n})' for n in self.counts.values())})"
-
-    def parameters(self) -> str:
-        """`h: int, g: int`."""
-        return ", ".join(f"{index}: int" for index in self.indices)
-
-    def what(self) -> str:
-        """What a part is of, in words."""
-        words = [WORDS[axis] for axis in self.counts]
-        return " and ".join(dict.fromkeys(words))
-
-    def of_what(self) -> str:
-        """` of the heads`; nothing where it is long."""
-        return f" of {self.what()}" if self.single else ""
-
-    def kv_heads(self, dim: str) -> str:
-        """Key/value heads of a part where a dimension deals query heads."""
-        ways = border.heads_before(self.plan, dim) * self.counts.get("H", 1)
-        return f"kv_heads // {ways}" if ways > 1 else "kv_heads"
-
-    def cut(self, x: str, axes: list[str], dense: bool) -> str:
-        """A part of x along some axes; dense: a copy."""
-        text = x
-        if "G" in axes:
-            text += ".unflatten(2, (kv_heads, -1))"
-        for axis, dim in (("B", 0), ("S_q", 1), ("H", 2), ("G", 3)):
-            if axis in axes:
-                text += f".chunk({self.counts[axis]}, dim={dim})[{INDEX[axis]}]"
-        text += DENSE if dense else ""
-        return text + (".flatten(2, 3)" if "G" in axes else "")
-
-    def carried(self, name: str) -> list[str]:
-        """The tiled axes of a tensor."""
-        return [axis for axis in self.counts if self.program.tensor(name).carries(axis)]
-
 
 # --- the public function ----------------------------------------------------------------------
 
@@ -143,7 +54,7 @@ def _loop(plan: Plan, parts: Parts) -> list[str]:
     call = f"_parts({', '.join(_parts_arguments(plan, parts))})"
     work = attend_call(plan, "*tiles")
     if parts.home:
-        home = ["results", "whole", *_home_arguments(plan, parts)]
+        home = ["results", "whole", *part_results.home_arguments(plan, parts)]
         return [
             f"results = ({work} for tiles in {call})",
             f"_send_home({', '.join(home)})",
@@ -168,11 +79,7 @@ def functions(plan: Plan) -> list[str]:
         texts.append(_start_part(plan, parts))
         if parts.lying or len(parts.moving) < len(parts.tensors):
             texts.append(_finish_part(plan, parts))
-    if parts.home:
-        texts += [_send_home(plan, parts), _start_home(plan, parts), _put_home(plan, parts)]
-    else:
-        texts.append(_put(plan, parts))
-    return texts
+    return [*texts, *part_results.functions(plan)]
 
 
 def transfers(plan: Plan, code: str) -> list[str]:
@@ -223,10 +130,6 @@ def _last(parts: Parts, name: str) -> Swap | Gather:
     return (*steps, *gathers)[-1]
 
 
-def _groups(plan: Plan, dims: list[str]) -> list[str]:
-    return [variable(dim) for dim in plan.program.mesh.in_order(dims)]
-
-
 def _moving_dims(parts: Parts) -> list[str]:
     return [step.dim for name in parts.moving for each in parts.story(name) for step in each]
 
@@ -234,7 +137,7 @@ def _moving_dims(parts: Parts) -> list[str]:
 def _parts_arguments(plan: Plan, parts: Parts) -> list[str]:
     """What `_parts` is given, as named here and there."""
     kv_heads = ["kv_heads"] if _needs_kv_heads(parts) else []
-    return [*parts.tensors, *_groups(plan, _moving_dims(parts)), *kv_heads]
+    return [*parts.tensors, *groups(plan, _moving_dims(parts)), *kv_heads]
 
 
 def _needs_kv_heads(parts: Parts) -> bool:
@@ -242,22 +145,12 @@ def _needs_kv_heads(parts: Parts) -> bool:
     return "G" in parts.counts or "G" in dealt
 
 
-def _signature(names: list[str]) -> str:
-    kinds = {"kv_heads": "int", "count": "int", "result": "tuple[Tensor, Tensor]"}
-    kinds |= {"whole": "tuple[Tensor, ...]", "received": "list[Tensor]"}
-    kinds |= {"leaving": FLIGHTS, "results": "Iterator[tuple[Tensor, Tensor]]"}
-    tensors = {"q", "k", "v"}
-    return ", ".join(
-        f"{x}: {'Tensor' if x in tensors else kinds.get(x, 'dist.ProcessGroup')}" for x in names
-    )
-
-
 def _parts(plan: Plan, parts: Parts) -> str:
     """`_parts`: the loop over parts."""
     names = _parts_arguments(plan, parts)
     meanwhile = "; the next come meanwhile" if parts.moving else ""
     lines = [
-        f"def _parts({_signature(names)}) -> Iterator[tuple[Tensor, ...]]:",
+        f"def _parts({signature(names)}) -> Iterator[tuple[Tensor, ...]]:",
         f'    """Yield q, k and v of one part{parts.of_what()} after the other{meanwhile}."""',
     ]
     if not parts.moving:
@@ -352,7 +245,7 @@ def _finish_part(plan: Plan, parts: Parts) -> str:
         tiles = "q, keys, values"
     return "\n".join(
         [
-            f"def _finish_part({_signature(names)}{index}) -> tuple[Tensor, ...]:",
+            f"def _finish_part({signature(names)}{index}) -> tuple[Tensor, ...]:",
             f'    """q, k and v of a part{parts.of_what()}: what has arrived is joined."""',
             f"    {moved} = {value.removeprefix('tuple')}",
             *(f"    {line}" for line in made),
@@ -386,7 +279,7 @@ def _start_part(plan: Plan, parts: Parts) -> str:
         value = f"[{', '.join(star + text for star, text in zip(stars, each, strict=True))}]"
     return "\n".join(
         [
-            f"def _start_part({_signature(names)}, {parts.parameters()}) -> {FLIGHTS}:",
+            f"def _start_part({signature(names)}, {parts.parameters()}) -> {FLIGHTS}:",
             f'    """Start the transfers that bring a part{parts.of_what()}."""',
             f"    return {value}",
         ]
@@ -442,152 +335,5 @@ def _start_dealt(parts: Parts, axis: str) -> str:
             " -> tuple[Tensor, dist.Work]:",
             f'    """[B, S, H, D] -> {shape} from the n ranks, with what to wait for."""',
             f"    return _start_all_to_all({packed}, group)",
-        ]
-    )
-
-
-# --- what becomes of its results --------------------------------------------------------------
-
-
-def _home_arguments(plan: Plan, parts: Parts) -> list[str]:
-    groups = _groups(plan, [step.dim for step in parts.home])
-    return [*groups, *(["kv_heads"] if parts.grouped else [])]
-
-
-def _send_home(plan: Plan, parts: Parts) -> str:
-    """`_send_home`: results go to their owners while the next are worked out."""
-    more = _home_arguments(plan, parts)
-    start = ", ".join(["len(whole)", *(x for x in more if x not in _put_only(parts))])
-    put = ", ".join(["leaving", "whole", *(["kv_heads"] if _put_home_grouped(parts) else [])])
-    if parts.single:
-        index = parts.indices[0]
-        head, loop = [], f"    for {index} in range(1, {parts.number}):"
-        before, last, step = f"{index} - 1", str(parts.number - 1), []
-    else:
-        head = [f"    part, *others = {parts.iterations()}"]
-        loop, before, last = "    for following in others:", "*part", "*part"
-        step = ["        part = following"]
-    wait = "_wait([work for _, work in leaving])"
-    return "\n".join(
-        [
-            f"def _send_home({_signature(['results', 'whole', *more])}) -> None:",
-            '    """Send the results of every part to their owners while the next is worked out."""',
-            *head,
-            f"    leaving = _start_home(next(results), {start})",
-            loop,
-            "        try:",
-            "            result = next(results)",
-            "        finally:  # even if it fails: nothing stays in flight",
-            f"            {wait}",
-            f"        _put_home({put}, {before})",
-            "        del leaving  # its buffers go before the next ones come",
-            f"        leaving = _start_home(result, {start})",
-            "        del result",
-            *step,
-            f"    {wait}",
-            f"    _put_home({put}, {last})",
-        ]
-    )
-
-
-def _put_only(parts: Parts) -> list[str]:
-    """Arguments that only the placing needs."""
-    dealt = [step.gathered for step in parts.home[:-1]]
-    return [] if "G" in dealt else ["kv_heads"]
-
-
-def _put_home_grouped(parts: Parts) -> bool:
-    return "G" in parts.counts or parts.home[-1].gathered == "G"
-
-
-def _start_home(plan: Plan, parts: Parts) -> str:
-    groups = [x for x in _home_arguments(plan, parts) if x not in _put_only(parts)]
-    x = "x"
-    for step in parts.home[:-1]:
-        group = variable(step.dim) + border.outer_argument(plan, step.deal)
-        more = f", {parts.kv_heads(step.dim)}" if step.gathered == "G" else ""
-        x = f"_{border.NAMES[step.gathered]}_to_sequence({x}, {group}{more})"
-    step = parts.home[-1]
-    size = f"{variable(step.dim)}.size()"
-    if border.variant(plan) == "contiguous":
-        packed = f"torch.stack({x}.chunk({size}, dim=1))"
-    else:
-        packed = f"_split({x}, {size}{border.outer_argument(plan, step.deal)})"
-    return "\n".join(
-        [
-            f"def _start_home({_signature(['result', 'count', *groups])}) -> {FLIGHTS}:",
-            '    """Start to send out, and lse if it is wanted, to the owners of the tokens."""',
-            "    out, lse = result",
-            "    shares = (out, lse.transpose(1, 2).unsqueeze(3))[:count]  # lse as [B, s, h, 1]",
-            f"    return [_start_all_to_all({packed}, {variable(step.dim)}) for x in shares]",
-        ]
-    )
-
-
-def _place(parts: Parts, axes: list[str], grouped: bool) -> str:
-    """Where a part lies in the whole of an output."""
-    text = "into" + (".unflatten(2, (kv_heads, -1))" if grouped else "")
-    for axis, dim in (("B", 0), ("S_q", 1), ("H", 2), ("G", 3)):
-        if axis in axes:
-            text += f".chunk({parts.counts[axis]}, dim={dim})[{INDEX[axis]}]"
-    return text
-
-
-def _put_home(plan: Plan, parts: Parts) -> str:
-    """`_put_home`: what has arrived, in its place."""
-    step = parts.home[-1]
-    axis, grouped = step.gathered, _put_home_grouped(parts)
-    count, dim = parts.counts.get(axis, 1), {"B": 0, "H": 2, "G": 3}[axis]
-    of = f"{count} * received.shape[0]" if count > 1 else "received.shape[0]"
-    others = [each for each in _carried_by_out(parts) if each != axis]
-    place = f"{_place(parts, others, grouped)}.chunk({of}, dim={dim})"
-    place += f"[{INDEX[axis]}::{count}]" if count > 1 else ""
-    runs = border.variant(plan) != "contiguous"
-    x, target = "x", "place"
-    if runs:  # x [runs, B, S / runs, h, D]
-        target, x = "place.unflatten(1, (x.shape[0], -1))", "x.transpose(0, 1)"
-    if grouped:
-        x += f".unflatten({3 if runs else 2}, place.shape[2:4])"
-    kv_heads = ", kv_heads: int" if grouped else ""
-    return "\n".join(
-        [
-            "def _put_home("
-            f"leaving: {FLIGHTS}, whole: tuple[Tensor, ...]{kv_heads}, {parts.parameters()}"
-            ") -> None:",
-            '    """Copy what has arrived of a part, from every rank its heads, to its place."""',
-            "    for (received, _), into in zip(leaving, whole, strict=True):",
-            f"        places = {place}",
-            "        for x, place in zip(received.unbind(), places, strict=True):",
-            f"            {target}.copy_({x})",
-        ]
-    )
-
-
-def _carried_by_out(parts: Parts) -> list[str]:
-    out = parts.program.outputs[0]
-    return [axis for axis in parts.counts if out.carries(axis)]
-
-
-def _put(plan: Plan, parts: Parts) -> str:
-    """`_put`: a part's results, in their place."""
-    grouped = "G" in parts.counts
-    place = _place(parts, _carried_by_out(parts), grouped)
-    kv_heads = ", kv_heads: int" if grouped else ""
-    lines = [f"        {place}.copy_(x)"]
-    if grouped:
-        lines = [
-            f"        place = {place}",
-            "        place.copy_(x.unflatten(2, place.shape[2:4]))",
-        ]
-    return "\n".join(
-        [
-            "def _put("
-            f"result: tuple[Tensor, Tensor], whole: tuple[Tensor, ...]{kv_heads}, "
-            f"{parts.parameters()}) -> None:",
-            '    """Copy out, and lse if it is wanted, of a part to its place in the whole."""',
-            "    out, lse = result",
-            "    shares = out, lse.transpose(1, 2).unsqueeze(3)  # lse as [B, s, h, 1]",
-            "    for x, into in zip(shares, whole, strict=False):",
-            *lines,
         ]
     )

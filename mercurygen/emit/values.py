@@ -69,7 +69,8 @@ class Tensor(Host):
 
     visible = frozenset(
         "shape dtype ndim size numel contiguous clone to transpose permute movedim unsqueeze "
-        "squeeze unflatten flatten chunk unbind copy_ new_empty new_zeros new_full __getitem__".split()
+        "squeeze unflatten flatten chunk unbind copy_ new_empty new_zeros new_full "
+        "__getitem__".split()
     )
 
     def __init__(

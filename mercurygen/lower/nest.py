@@ -40,7 +40,7 @@ class Nest(Walks):
         return self.narrow(results)
 
     def scope(self, loops: tuple[Loop, ...], tensors: Named, into: Named | None = None) -> Named:
-        """The partial results of all that some loops bring; merged into others where they can be."""
+        """The partial results of all that some loops bring; merged into others if they can be."""
         if loops and loops[0].outputs:
             return self.moving(loops, tensors)
         index = next((i for i, loop in enumerate(loops) if loop.outputs), len(loops))
@@ -110,7 +110,7 @@ class Nest(Walks):
         return self.travelling(loop, rest, steps, tensors)
 
     def owners(self, loop: Loop) -> Iterator[tuple[Owners, Tiles]]:
-        """Whose tile is worked on at each step, if no input comes by: relayed ones end with ours."""
+        """Whose tile is worked on at each step, if no input comes by: relayed, ours is last."""
         walk = loop.walks[-1]
         size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
         back = 1 if walk.reverse else -1

@@ -134,9 +134,9 @@ class TileLoops(Border):
         """Yield one part after the other; the next one's transfers run while one is used."""
         part, *others = self.parts_of_loops()
         if not any(self.arrives(x.tensor) for x in tensors.values()):
-            for part, following in zip([part, *others], [*others, None], strict=True):
-                last = following is None or self.leaves(part, following)
-                yield Coming(part, last, self.finish_part(tensors, {}, part))
+            for here, following in zip([part, *others], [*others, None], strict=True):
+                last = following is None or self.leaves(here, following)
+                yield Coming(here, last, self.finish_part(tensors, {}, here))
             return
         received = self.landed_of(self.start_part(tensors, part))
         for following in others:

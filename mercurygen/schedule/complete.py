@@ -128,7 +128,7 @@ def _fault_of_tiles(program: Program) -> Fault | None:
             return Fault(
                 Refusal(
                     "tile-parts",
-                    lambda name=name, loop=loop, legal=legal: (
+                    lambda name=name, loop=loop, legal=legal, seen=seen: (
                         f"{name} has {prod(seen)} on a rank, which is not {loop.parts} equal parts",
                         f"it has the divisors {legal}",
                     ),
@@ -198,7 +198,7 @@ def _fault_of_dealt_tile(program: Program, axis: str) -> Fault | None:
                 f"{' and '.join(moved)}: its parts are no runs of what is dealt first",
                 "make one mesh dimension of them, or tile another axis",
             )
-            return Fault(Refusal("tile-of-reshards", lambda: explain), "tile", axis)
+            return Fault(Refusal("tile-of-reshards", lambda e=explain: e), "tile", axis)
     return None
 
 
