@@ -161,7 +161,7 @@ def _output_walks(program: Program) -> list[Stage]:
 
 
 def _walks(program: Program) -> Iterator[Fault]:
-    """Walks that do not go together: one axis twice, one dimension in two ways, an outer run cut."""
+    """Walks that do not go together: one axis twice, a dimension in two ways, an outer run cut."""
     walks = _input_walks(program)
     for index, one in enumerate(walks):
         for other in walks[:index]:
