@@ -310,7 +310,11 @@ class TileLoops(Border):
         path = self.path(x.tensor, steps)
         for step, region in zip(steps[:-1], path[1:-1], strict=True):
             x = self.reshard(x, step, self.of_part(x.tensor, region))
-        return self.start(x, steps[-1])
+        if not isinstance(steps[-1], Swap):
+            return self.start(x, steps[-1])
+        parts = self.packed(x, steps[-1])
+        del x
+        return self.sent(parts, steps[-1])
 
     def put_home(self, part: Part, leaving: dict[str, Flight], whole: Named) -> None:
         """Put what has arrived into its place."""
