@@ -276,7 +276,7 @@ class Lineage:
     def unpack(self, event: Unpack) -> None:
         """Parts joined, into a new buffer or into their place in a larger one."""
         here = self.here
-        if event.part is None:
+        if not event.into:
             here[event.target] = unpack(here[event.source], event.axis, event.join)
             self.fits(event.target)
             return

@@ -21,6 +21,10 @@ class Flight(NamedTuple):
     received: Tile
     step: Step
 
+    def landed(self) -> Flight:
+        """Once it is over: what was sent is not needed any more."""
+        return self._replace(works=Works((), ()))
+
 
 class Border(Nest):
     """One rank's reshards."""
@@ -71,12 +75,21 @@ class Border(Nest):
             live = self.empty(f"{name} from {step.dim}", x.live.nbytes * step.join.n)
             received = x._replace(live=live)
             return Flight(self.collective("all-gather", step.dim, x, received), received, step)
+        return self.sent(self.packed(x, step), step)
+
+    def packed(self, x: Tile, step: Swap) -> Tile:
+        """A part for every rank."""
         split = self.program.named_axis(x.tensor, step.split)
         part = self.part.get(split, (0, 1))
         size = self.nbytes(x) // part[1]
-        parts = x._replace(live=self.empty(f"{name} in parts", size))
+        parts = x._replace(live=self.empty(f"{x.tensor.name} in parts", size))
         self.events.append(Pack(x.live.number, parts.live.number, split, step.deal, part))
-        received = x._replace(live=self.empty(f"{name} from {step.dim}", size))
+        return parts
+
+    def sent(self, parts: Tile, step: Swap) -> Flight:
+        """Start to send them, and to receive one from every rank."""
+        live = self.empty(f"{parts.tensor.name} from {step.dim}", parts.live.nbytes)
+        received = parts._replace(live=live)
         return Flight(self.collective("all-to-all", step.dim, parts, received), received, step)
 
     def joined_axis(self, received: Tile, step: Step) -> str:
@@ -96,7 +109,7 @@ class Border(Nest):
         axis = self.joined_axis(received, step)
         part = self.part.get(axis, (0, 1))
         numbers = received.live.number, whole.live.number
-        self.events.append(Unpack(*numbers, axis, step.join, part))
+        self.events.append(Unpack(*numbers, axis, step.join, part, into=True))
 
     def put(self, x: Tile, whole: Tile) -> None:
         """A part, in its place in the whole."""

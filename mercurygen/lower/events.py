@@ -127,15 +127,17 @@ class Unpack:
         target: the buffer.
         axis: along which they join.
         join: how the ranks' parts interleave along it.
-        part: (i, n): the target is larger; they are the i-th of n equal runs of every rank's part
-            of it along `axis`, and what it has elsewhere stays. None: they are all of it.
+        part: (i, n): they are the i-th of n equal runs of every rank's part.
+        into: the target is an output that is put together part by part: what it has elsewhere,
+            along this axis or others, stays.
     """
 
     source: int
     target: int
     axis: str
     join: Interleaving
-    part: tuple[int, int] | None = None
+    part: tuple[int, int] = (0, 1)
+    into: bool = False
 
 
 @dataclass(frozen=True, slots=True)

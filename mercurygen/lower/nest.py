@@ -48,8 +48,8 @@ class Nest(Walks):
             results = self.reduce(results, reduce)
         return self.narrow(results)
 
-    def scope(self, loops: tuple[Loop, ...], tensors: Named) -> Named:
-        """The partial results of all that some loops bring."""
+    def scope(self, loops: tuple[Loop, ...], tensors: Named, into: Named | None = None) -> Named:
+        """The partial results of all that some loops bring; merged into others if they can be."""
         if loops and loops[0].outputs:
             return self.moving(loops, tensors)
         index = next((i for i, loop in enumerate(loops) if loop.outputs), len(loops))
@@ -60,7 +60,7 @@ class Nest(Walks):
                 tensors = {**tensors, **named(led)}
         walks = tuple(loop for loop in plain if loop.walks)
         if not walks and not rest:
-            return self.once(tensors)
+            return self.once(tensors, into)
         items = self.items(walks, tensors)
         owner, tiles = {}, tensors
         if rest:
@@ -99,11 +99,11 @@ class Nest(Walks):
         part = tuple((axis, *at) for axis, at in self.part.items())
         self.events.append(Turn(tuple({**self.owner, **owner}.items()), part))
 
-    def once(self, tensors: Named) -> Named:
-        """The results of tiles that are all there is."""
+    def once(self, tensors: Named, into: Named | None = None) -> Named:
+        """The results of tiles that are all there is, or all of a part."""
         self.turn({})
         if self.plan.nest.begin == "empty":
-            results = self.nothing()
+            results = into or self.nothing()
             self.merge_blocks(tensors, results)
             return results
         return self.share(tensors)

@@ -172,6 +172,18 @@ class Walks(Rings):
     ) -> Tiles:
         """Wait for the parts, and copy them into global order."""
         self.wait(works)
+        return self.join_gathered(loop, depth, tiles, parts, stage, owner)
+
+    def join_gathered(
+        self,
+        loop: Loop,
+        depth: int,
+        tiles: Tiles,
+        parts: Tiles,
+        stage: Gather,
+        owner: Owners | None = None,
+    ) -> Tiles:
+        """Copies of the parts of all ranks in global order."""
         joined = []
         for x, held in zip(tiles, parts, strict=True):
             region = self.tile_region(loop, x.tensor, owner or {}, depth + 1, self.place)
