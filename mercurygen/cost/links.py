@@ -42,7 +42,7 @@ class Load:
         latency: s, beside what the bytes take.
         seconds: (resource, s per byte of one rank's source buffer).
         sent: (rank, level, share): what a rank sends over a level, in units of its source
-            buffer divided by the number of ranks of the whole mesh.
+            buffer divided by the square of the number of ranks of the whole mesh.
     """
 
     latency: float
@@ -170,12 +170,28 @@ class Network:
     # --- collectives --------------------------------------------------------------------------
 
     def load(self, kind: str, members: tuple[int, ...]) -> Load:
-        """A collective of these ranks: "all-gather" or "all-to-all"."""
+        """A collective of these ranks."""
         found = self._loads.get((kind, members))
         if found is None:
-            found = self._gather(members) if kind == "all-gather" else self._swap(members)
+            found = self._swap(members) if kind == "all-to-all" else self._ring(kind, members)
             self._loads[kind, members] = found
         return found
+
+    def _ring(self, kind: str, members: tuple[int, ...]) -> Load:
+        """What goes around NCCL's rings, as parts of what an all-gather of the same buffer does.
+
+        A reduce-scatter sends a rank's part of its buffer where an all-gather sends all of it; an
+        all-reduce is both, one after the other. A broadcast is a chain in pieces: every rank but
+        the last sends the buffer on once (who is last changes with the root: bytes are spread).
+        """
+        whole, n = self._gather(members), len(members)
+        if kind == "all-gather":
+            return whole
+        times = 2 if kind == "all-reduce" else 1
+        fill = n - 1 if kind == "broadcast" else n / times
+        seconds = tuple((resource, per_byte / fill) for resource, per_byte in whole.seconds)
+        sent = tuple((rank, level, share * times // n) for rank, level, share in whole.sent)
+        return Load(whole.latency * times, seconds, sent)
 
     def _gather(self, members: tuple[int, ...]) -> Load:
         """NCCL's ring (src/graph/tuning.cc): n - 1 steps, and n - 1 latencies.
@@ -208,7 +224,7 @@ class Network:
                 for resource, per_byte in self.path(a, b).seconds:
                     seconds[resource] += share * per_byte
             for a in members:
-                sent[a, index] += (n - 1) * count * (self.size // n)
+                sent[a, index] += (n - 1) * count * (self.size // n) * self.size
         return Load(latency, tuple(sorted(seconds.items())), _flat(sent))
 
     def _swap(self, members: tuple[int, ...]) -> Load:
@@ -222,7 +238,7 @@ class Network:
                 if a != b:
                     path = self.path(a, b)
                     latency = max(latency, path.latency)
-                    sent[a, path.level] += self.size // n
+                    sent[a, path.level] += self.size // n * self.size
                     for resource, per_byte in path.seconds:
                         seconds[resource] += per_byte / n
         return Load(latency, tuple(sorted(seconds.items())), _flat(sent))
@@ -257,7 +273,7 @@ class Network:
         loads = []
         for i, a in enumerate(members):
             path = self.path(a, members[(i + 1) % len(members)])
-            loads.append(Load(path.latency, path.seconds, ((a, path.level, self.size),)))
+            loads.append(Load(path.latency, path.seconds, ((a, path.level, self.size**2),)))
         return loads
 
 
