@@ -6,8 +6,9 @@ from itertools import product
 from typing import Literal
 
 from mercurygen.emit.border import outer_argument
+from mercurygen.emit.loops import leading, levels, walking
 from mercurygen.emit.words import letters, variable
-from mercurygen.lower.plan import Plan, walk_levels
+from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, visible
 
 Form = Literal["all", "before", "halves", "chunks"]
@@ -27,14 +28,15 @@ def mask_form(plan: Plan) -> Form:
         places = [dict(zip(plan.row_dims, place, strict=True)) for place in product(*spans)]
         slots = [plan.rows(place) for place in places]
         for form in ("before", "halves"):
-            if _holds(form, slots):
+            if _holds(plan, form, slots):
                 return form
     return "chunks"
 
 
-def _holds(form: str, slots: list[tuple[int, ...]]) -> bool:
+def _holds(plan: Plan, form: str, slots: list[tuple[int, ...]]) -> bool:
     return all(
-        visible("causal", rows, cols) == _closed_form(form, me, owner, len(rows))
+        visible(plan.atoms.domain, plan.program.kernel, rows, cols)
+        == _closed_form(form, me, owner, len(rows))
         for me, rows in enumerate(slots)
         for owner, cols in enumerate(slots)
         if me != owner
@@ -65,14 +67,14 @@ def attend(plan: Plan) -> str:
     ]
     fresh = any("k" in swap.tensors for swap in plan.before)  # packed by the border
     tiles = "(k, v)" if fresh else "(k.contiguous(), v.contiguous())"
-    for stage in nest.leading:
+    for stage in leading(plan):
         tiles = f"_gather({tiles}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
-    if nest.leading and not nest.walking:
+    if leading(plan) and not walking(plan):
         lines.append(f"    k, v = {tiles}")
     if nest.begin == "only":
         lines.append("    return _block_forward(q, k, v, scale, causal=False)")
         return "\n".join(lines)
-    if nest.walking:
+    if walking(plan):
         lines.append(f"    tiles = {_walk_call(plan, tiles)}")
     lines += _first(plan, form) if nest.begin == "first" else _empty()
     if form == "chunks":
@@ -86,11 +88,11 @@ def attend(plan: Plan) -> str:
 
 
 def _walk_call(plan: Plan, tiles: str) -> str:
-    levels = walk_levels(plan.nest.walking)
-    if len(levels) > 1:
-        dims = ", ".join(variable(stage.dim) for stage in plan.nest.walking)
+    found = levels(plan)
+    if len(found) > 1:
+        dims = ", ".join(variable(stage.dim) for stage in walking(plan))
         return f"_walk_tiles({tiles}, {dims})"
-    dim, gathers = levels[0]
+    dim, gathers = found[0]
     call = f"_walk_ring({tiles}, {variable(dim)})"
     for stage in gathers:
         call = f"_gather_ahead({call}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
@@ -137,13 +139,13 @@ def _merges(plan: Plan, form: Form) -> list[str]:
             "        rows, cols = _visible(me, owner, q.shape[1])",
             f"        _merge(out[:, rows], lse[:, :, rows], {call})",
         ]
-    keys, values = ("keys", "values") if plan.nest.walking else ("k", "v")
+    keys, values = ("keys", "values") if walking(plan) else ("k", "v")
     call = f"*_block_forward(q[:, rows], {keys}[:, cols], {values}[:, cols], scale, causal)"
     loop = [
         f"for rows, cols, causal in _visible(mine, {_tile_chunks(plan)}, size):",
         f"    _merge(out[:, rows], lse[:, :, rows], {call})",
     ]
-    if not plan.nest.walking:
+    if not walking(plan):
         return [f"    {line}" for line in loop]
     return [
         f"    for {_owner(plan)}, (keys, values) in tiles:",

@@ -129,7 +129,9 @@ class Playback:
             case Wait(op):
                 return f"waits for transfer {op}"
             case Kernel(inputs, block=block):
-                return f"runs the kernel on {' and '.join(label[i] for i in inputs)}, {block}"
+                return (
+                    f"runs the kernel on {' and '.join(label[x.buffer] for x in inputs)}, {block}"
+                )
         return "is over"
 
     def same(self, what: str, plan: Any, text: Any) -> None:
@@ -251,14 +253,13 @@ class Playback:
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, scale: Any, causal: Any) -> Any:
         """`_block_forward`."""
         event = self.expect(Kernel, "runs the kernel")
-        tensors = dict(zip((t.name for t in self.program.inputs), (q, k, v), strict=True))
-        tiles = self.plan.nest.tensors
-        names = [*(name for name in tensors if name not in tiles), *tiles]
         rows = self.program.mask_axes[0]
-        for name, number in zip(names, event.inputs, strict=True):
-            self.bind(f"{name} of the kernel", number, tensors[name].storage)
-            by_rows = self.program.sequence(self.program.tensor(name)) == rows
-            self.part(name, tensors[name], event.block.rows if by_rows else event.block.cols)
+        tensors = zip(self.program.inputs, (q, k, v), event.inputs, strict=True)
+        for declared, tensor, operand in tensors:
+            name = declared.name
+            self.bind(f"{name} of the kernel", operand.buffer, tensor.storage)
+            by_rows = self.program.sequence(declared) == rows
+            self.part(name, tensor, event.block.rows if by_rows else event.block.cols)
         self.same("causal", event.block.causal, causal)
         self.same("scale", self.scale, scale)
         out = Tensor.new([*q.shape[:3], v.shape[3]], self.dtype, "kernel", sure=False)
@@ -267,8 +268,9 @@ class Playback:
         if event.merge:
             self.merging = event, [share.storage for share in shares]
         else:
-            for number, share in zip(event.outputs, shares, strict=True):
-                self.bound[number], share.storage.buffer = share.storage, number
+            for operand, share in zip(event.outputs, shares, strict=True):
+                self.bound[operand.buffer] = share.storage
+                share.storage.buffer = operand.buffer
         return shares
 
     def merge(self, out: Tensor, lse: Tensor, share_out: Tensor, share_lse: Tensor) -> None:
@@ -278,11 +280,11 @@ class Playback:
         (event, made), shares = self.merging, (share_out, share_lse)
         if [share.storage for share in shares] != made or not all(share.whole for share in shares):
             raise Complaint("merges something else than the block's result")
-        for name, number, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
-            self.bind(f"{name} of the merge", number, tensor.storage)
+        for name, operand, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
+            self.bind(f"{name} of the merge", operand.buffer, tensor.storage)
             self.part(name, tensor, event.block.rows)
             tensor.storage.contents += 1
-            self.contents[number] += 1
+            self.contents[operand.buffer] += 1
         self.merging = None
         self.compared += 1
 

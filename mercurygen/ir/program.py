@@ -27,7 +27,7 @@ class Axis:
     extent: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tensor:
     """A tensor of the operator.
 
@@ -47,14 +47,14 @@ class Tensor:
     pin: tuple[str | None, ...]
     reads: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """Every axis that the tensor carries, in the order of its dimensions."""
         return tuple(axis for dim in self.dims for axis in dim)
 
     def carries(self, axis: str) -> bool:
         """Whether some dimension of the tensor runs over the axis."""
-        return any(axis in dim for dim in self.dims)
+        return axis in self.axes
 
     def dimension(self, axis: str) -> int:
         """Which dimension runs over the axis."""
@@ -173,9 +173,13 @@ class Program:
         """Extent of an axis over all ranks of the group."""
         return self.extents[axis]
 
+    @cached_property
+    def _by_name(self) -> dict[str, Tensor]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
     def tensor(self, name: str) -> Tensor:
         """The tensor of this name."""
-        return next(t for t in self.tensors if t.name == name)
+        return self._by_name[name]
 
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:

@@ -241,6 +241,19 @@ class Derive:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """The body comes to the next tile; nothing happens yet.
+
+    Attributes:
+        owner: coordinates of the tile's owner along what is walked.
+        part: of the tile loops, (axis, which part, of how many).
+    """
+
+    owner: tuple[tuple[str, int], ...]
+    part: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fill:
     """Outputs become what merges to nothing: zeros, and -inf."""
 
@@ -278,6 +291,7 @@ Event = (
     | Weigh
     | Unweigh
     | Derive
+    | Turn
     | Fill
     | Cast
     | Return

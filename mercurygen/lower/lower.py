@@ -8,7 +8,7 @@ from itertools import product
 from mercurygen.errors import Refusal
 from mercurygen.ir.atoms import Atoms
 from mercurygen.ir.layout import Interleaving, interleaving
-from mercurygen.ir.program import BorderStep, Program, Stage, Tensor
+from mercurygen.ir.program import SEQUENCE, BorderStep, Program, Stage, Tensor
 from mercurygen.lower.plan import Gather, Loop, Nest, Plan, Reduce, Spread, Swap, Walk
 from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, visible
 
@@ -54,14 +54,16 @@ def _step(program: Program, step: BorderStep, optional: bool) -> Swap | Spread:
     def join(axis: str) -> Interleaving:
         return _join(program, tensor, axis, step)
 
-    if step.source is None:
-        axis = step.target
-        return Spread((step.tensor,), step.dim, axis, join(axis), False, optional)
-    if step.target is None:
-        axis = step.source
-        return Spread((step.tensor,), step.dim, axis, join(axis), True, optional)
+    def called(axis: str) -> str:  # tensors of both sequences share a step
+        return SEQUENCE if axis in program.mask_axes else axis
+
     source, target = step.source, step.target
-    return Swap((step.tensor,), step.dim, source, target, join(source), join(target), optional)
+    if source is None or target is None:
+        axis = source or target
+        gathers = target is None
+        return Spread((step.tensor,), step.dim, called(axis), join(axis), gathers, optional)
+    names, joins = (called(source), called(target)), (join(source), join(target))
+    return Swap((step.tensor,), step.dim, *names, *joins, optional)
 
 
 def _join(program: Program, tensor: Tensor, axis: str, step: BorderStep) -> Interleaving:
@@ -100,7 +102,8 @@ def _loops(program: Program) -> tuple[Loop, ...]:
         if partner is not None:
             gone.add(partner)
             skewed = (program.stages[partner].tensors, program.stages[partner].axis)
-        open_ = loops and loops[-1].tensors == stage.tensors and not loops[-1].outputs
+        open_ = loops and loops[-1].tensors == stage.tensors
+        open_ = open_ and (stage.kind == "gather" or not loops[-1].outputs)
         if open_ and not skewed and not loops[-1].partner:
             last = loops.pop()
             merged = replace(last, stages=(*last.stages, piece))

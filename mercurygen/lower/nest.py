@@ -17,6 +17,7 @@ from mercurygen.lower.events import (
     Merge,
     Operand,
     Pack,
+    Turn,
     Unweigh,
     Weigh,
 )
@@ -56,6 +57,7 @@ class Nest(Walks):
         items = self.items(walks, tensors)
         if begin == "first":
             owner, tiles = next(items)
+            self.turn(owner)
             results = self.widen(self.share(tiles))
         else:
             outer = self.limits
@@ -65,11 +67,12 @@ class Nest(Walks):
                     self.limits = self.limits | self.limited(loop, {dim: self.place[dim]})
             results = self.nothing()
             self.limits = outer
-        for owner, tiles in items:  # noqa: B007 - the names of the module's loop
+        for owner, tiles in items:
             if rest:
                 self.merge(self.scope(rest, tiles), results)
-            else:
-                self.merge_blocks(tiles, results)
+                continue
+            self.turn(owner)
+            self.merge_blocks(tiles, results)
         return results
 
     def items(self, walks: tuple[Loop, ...], tensors: Named) -> Iterator[tuple[Owners, Named]]:
@@ -80,13 +83,20 @@ class Nest(Walks):
         loop, inner = walks[0], walks[1:]
         names = loop.tensors + (loop.partner[0] if loop.partner else ())
         for owner, tiles in self.coming(loop, tuple(tensors[name] for name in names)):
-            if any(not all(x.region) for x in tiles):
-                continue  # nothing of the tile is read here
+            if any(not all(x.region) for x in tiles):  # nothing of the tile is read here
+                self.turn(owner)
+                continue
             for deeper, found in self.items(inner, {**tensors, **named(tiles)}):
                 yield {**owner, **deeper}, found
 
+    def turn(self, owner: Owners) -> None:
+        """The body comes to the tile of an owner."""
+        part = tuple((axis, *at) for axis, at in self.part.items())
+        self.events.append(Turn(tuple({**self.owner, **owner}.items()), part))
+
     def once(self, tensors: Named) -> Named:
         """The results of tiles that are all there is."""
+        self.turn({})
         if self.plan.nest.begin == "empty":
             results = self.nothing()
             self.merge_blocks(tensors, results)
@@ -110,7 +120,7 @@ class Nest(Walks):
         return self.travelling(loop, rest, steps, tensors)
 
     def owners(self, loop: Loop) -> Iterator[tuple[Owners, Tiles]]:
-        """Whose tile is worked on at each step, if no input comes by: relayed ones end with ours."""
+        """Whose tile is worked on at each step, if no input comes by; relayed ones end here."""
         walk = loop.walks[-1]
         size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
         back = 1 if walk.reverse else -1
@@ -191,8 +201,10 @@ class Nest(Walks):
         self.owner = {**self.owner, **owner}
         try:
             if any(not all(x.region) for x in tensors.values()):
+                self.turn({})
                 return None
             if not rest and self.plan.nest.begin == "only" and self.program.mask_axes:
+                self.turn({})
                 return self.share(tensors) if self.blocks(tensors) else None
             return self.scope(rest, tensors) if rest else self.once(tensors)
         finally:

@@ -209,7 +209,8 @@ class _Player(Border):
 
     def without_others(self, x: Tile, steps: tuple[Step, ...]) -> Tile:
         """A dense copy of a part along the tiled axes that no reshard deals."""
-        dealt = {step.split for step in steps if isinstance(step, Swap)}
+        program = self.program
+        dealt = {program.named_axis(x.tensor, s.split) for s in steps if isinstance(s, Swap)}
         others = [a for a in x.tensor.axes if a in self.part and a not in dealt]
         if not steps or not others:
             return x

@@ -48,7 +48,8 @@ class Walks(Recorder):
             depth: stages that the tile has been through.
             reader: coordinate of the rank.
         """
-        whole = {s.dim for s in loop.stages[:depth] if isinstance(s, Gather)}
+        stages = [*self.before(loop, tensor), *loop.stages[:depth]]
+        whole = {stage.dim for stage in stages if isinstance(stage, Gather)}
         split: dict[str, list[str]] = {}
         for dim in self.mesh.names:
             axis = self.program.stored(tensor, dim)
@@ -61,6 +62,11 @@ class Walks(Recorder):
                 inner = [s.dim for s in loop.stages[index + 1 :] if isinstance(s, Walk)]
                 region = self.read_of(loop.axis, tensor, region, reader, inner)
         return region
+
+    def before(self, loop: Loop, tensor: Tensor) -> tuple[Gather | Walk, ...]:
+        """The stages of a tensor in the loops around one."""
+        outer = self.plan.nest.loops[: self.plan.nest.loops.index(loop)]
+        return tuple(s for each in outer if tensor.name in each.tensors for s in each.stages)
 
     def of_part(self, tensor: Tensor, region: Region) -> Region:
         """The part of the tile loops that is going on, of a region that ranks work on."""

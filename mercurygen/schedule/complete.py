@@ -128,7 +128,7 @@ def _fault_of_tiles(program: Program) -> Fault | None:
             return Fault(
                 Refusal(
                     "tile-parts",
-                    lambda name=name, loop=loop, legal=legal: (
+                    lambda name=name, loop=loop, legal=legal, seen=seen: (
                         f"{name} has {prod(seen)} on a rank, which is not {loop.parts} equal parts",
                         f"it has the divisors {legal}",
                     ),

@@ -161,7 +161,7 @@ def _output_walks(program: Program) -> list[Stage]:
 
 
 def _walks(program: Program) -> Iterator[Fault]:
-    """Walks that do not go together: one axis twice, one dimension in two ways, an outer run cut."""
+    """Walks that do not go together: one axis twice, or one dimension in two ways."""
     walks = _input_walks(program)
     for index, one in enumerate(walks):
         for other in walks[:index]:
@@ -194,7 +194,6 @@ def _interleaved(program: Program) -> Iterator[Fault]:
     """A tensor's stages with another's walk between them; a gather inside a trimmed walk."""
     outputs = {t.name for t in program.outputs}
     stages = [s for s in program.stages if s.tensors[0] not in outputs]
-    seen: list[tuple[str, ...]] = []
     for index, stage in enumerate(stages):
         walks = [s for s in stages[:index] if s.kind == "walk"]
         mine = [s for s in stages[:index] if s.tensors == stage.tensors]
@@ -213,7 +212,6 @@ def _interleaved(program: Program) -> Iterator[Fault]:
                 "gather first, or walk without `direct`",
             )
             yield _pair(Refusal("gather-of-trimmed", lambda e=explain: e), stage, trimmed[-1])
-        seen.append(stage.tensors)
 
 
 def _skewed(program: Program) -> Iterator[Fault]:
@@ -272,6 +270,14 @@ def _outputs(program: Program) -> Iterator[Fault]:
                     "leave the option out",
                 )
                 yield _pair(Refusal("options-clash", lambda e=explain: e), stage, with_it)
+        if all(s.dim != stage.dim for s in walks):
+            for other in (s for s in walks if s.axis == stage.axis):
+                explain = (
+                    f"{', '.join(stage.tensors)} go home by {stage.axis} along {stage.dim}, but "
+                    f"its tiles come by along {other.dim}",
+                    f"shift {', '.join(other.tensors)} along {stage.dim} too, or gather them",
+                )
+                yield _pair(Refusal("two-shifts-one-axis", lambda e=explain: e), stage, other)
         for other in homes[:index]:
             if other.dim == stage.dim and (other.axis, other.options) != (
                 stage.axis,
@@ -282,26 +288,6 @@ def _outputs(program: Program) -> Iterator[Fault]:
                     "use one axis and the same options",
                 )
                 yield _pair(Refusal("shifts-disagree", lambda e=explain: e), stage, other)
-        yield from _home_of_all(program, stage)
-
-
-def _home_of_all(program: Program, stage: Stage) -> Iterator[Fault]:
-    """Results that go home need all their partial results there, or reduced after."""
-    outer = program.stages.index(stage)
-    for name in stage.tensors:
-        tensor = program.tensor(name)
-        for dim in program.mesh.names:
-            axis = program.parallel_axis(dim)
-            if dim == stage.dim or axis is None or tensor.carries(axis):
-                continue
-            kinds = [s for s in program.stages if s.dim == dim and name in s.tensors]
-            if kinds and kinds[0].kind == "scatter" and kinds[0].axis == stage.axis:
-                explain = (
-                    f"{name} is both scattered over {dim} and sent home along {stage.dim} by "
-                    f"{stage.axis}",
-                    f"write `shift` for both, or `shard` for both: line {outer + 1}",
-                )
-                yield _pair(Refusal("home-and-scatter", lambda e=explain: e), stage, kinds[0])
 
 
 # --- tile loops -----------------------------------------------------------------------------------
@@ -324,13 +310,9 @@ def _loops(program: Program) -> Iterator[Fault]:
                     Refusal("reorder-breaks", lambda e=explain: e),
                     "tile",
                     axis,
-                    ("reorder" if _reordered(program) else "tile", inner[-1]),
+                    ("tile", inner[-1]),
                 )
         inner += [axis for axis in loop.axes if not all(t.carries(axis) for t in program.outputs)]
-
-
-def _reordered(program: Program) -> bool:
-    return len(program.tiles) > 1
 
 
 def _tiled_stages(program: Program, axis: str, loop) -> Iterator[Fault]:
