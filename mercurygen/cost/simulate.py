@@ -27,6 +27,7 @@ from mercurygen.lower.events import (
     Message,
     Return,
     Trace,
+    Turn,
     Wait,
 )
 from mercurygen.lower.plan import Gather, Plan, Walk
@@ -52,7 +53,7 @@ class Run:
         stretch = 0.0
         for event in played.events:
             match event:
-                case Alloc() | Free() | Return():
+                case Alloc() | Free() | Return() | Turn():
                     continue
                 case Kernel():
                     spent = kernels.kernel(event)
