@@ -1,12 +1,26 @@
-"""What a schedule costs, in closed form where there is one; by simulation where there is none."""
+"""What a schedule costs, without playing every rank: exact bytes and memory, and a time.
+
+All ranks do the same transfers with buffers of the same size, except where each gets only what it
+reads of a tile; only the blocks of their kernels differ. So one pass over the plan's own structure
+gives traffic and memory exactly (`rings`, `nested`, `homeward` follow `mercurygen.lower`, with sums
+for buffers), and a time in lock step: every step takes as long as the slowest rank's kernels or the
+busiest link, whichever is longer. The terms are those of the simulation (`kernels`, `links`). Plans
+with tile loops, skewed shifts and shifts both ways are simulated.
+"""
 
 from __future__ import annotations
 
+from mercurygen.cost.homeward import Homeward
+from mercurygen.cost.kernels import Kernels
 from mercurygen.cost.links import Network
-from mercurygen.cost.report import Cost
+from mercurygen.cost.nested import Part
+from mercurygen.cost.report import Cost, Times
+from mercurygen.cost.rings import NoForm, class_of
 from mercurygen.cost.simulate import simulate
+from mercurygen.cost.steps import telling, walked
+from mercurygen.cost.tally import Tally
 from mercurygen.ir.operator import Operator
-from mercurygen.lower.plan import Plan
+from mercurygen.lower.plan import Plan, Spread, Swap
 
 
 def cost(plan: Plan, network: Network, operator: Operator | None = None) -> Cost:
@@ -17,4 +31,96 @@ def cost(plan: Plan, network: Network, operator: Operator | None = None) -> Cost
         network: the links of its group.
         operator: whose lines the body is; torch's attention needs none.
     """
-    return simulate(plan, network, operator)
+    if plan.tiles:
+        return simulate(plan, network, operator)
+    try:
+        return closed_form(plan, network, operator)
+    except NoForm:
+        return simulate(plan, network, operator)
+
+
+def closed_form(plan: Plan, network: Network, operator: Operator | None = None) -> Cost:
+    """What a plan costs, in closed form.
+
+    Raises:
+        NoForm: it has none.
+    """
+    kernels = Kernels(plan, network.topology.gpu, operator)
+    mesh = plan.program.mesh
+    dims = telling(plan.program, walked(plan))
+    sizes = [mesh.extent(dim) for dim in dims]
+    classes = 1
+    for size in sizes:
+        classes *= size
+    tally = Tally(network, mesh, kernels, classes)
+    nest = Homeward(plan, tally, kernels, dims)
+    tiles = _before(plan, tally)
+    _after(plan, tally, nest.whole(tiles))
+    index = [class_of(dims, sizes, mesh.coordinate(rank)) for rank in range(mesh.size)]
+    links, along = tally.traffic(index)
+    busiest, imbalance = nest.busiest()
+    compute, copies, launch = (a + b for a, b in zip(tally.copied, busiest, strict=True))
+    exposed = max(0.0, tally.now - compute - copies - launch)
+    return Cost(
+        times=Times(tally.now, compute, copies, launch, exposed, tally.transfers),
+        links=links,
+        dims=along,
+        operations=tally.most_operations(),
+        peak_memory=tally.peak,
+        imbalance=imbalance,
+    )
+
+
+def _before(plan: Plan, tally: Tally) -> dict[str, int]:
+    """What the caller gives and what is derived from it, then the reshards: bytes by tensor."""
+    program = plan.program
+    sizes = {t.name: plan.held_bytes(t.name) for t in (*program.inputs, *program.derived)}
+    tally.up(sum(sizes.values()))
+    for tensor in program.derived:
+        tally.copy(sizes[tensor.name] + sum(sizes[name] for name in tensor.reads))
+    made: dict[str, int] = {}
+    for step in plan.before:
+        gone = 0
+        for name in step.tensors:
+            gone += made.get(name, 0)
+            sizes[name] = made[name] = _reshard(tally, step, sizes[name])
+        tally.down(gone)
+    return sizes
+
+
+def _reshard(tally: Tally, step: Swap | Spread, nbytes: int) -> int:
+    """One step of a tensor: bytes of what it leaves, beside what it was."""
+    if isinstance(step, Swap):
+        tally.copy(2 * nbytes)
+        tally.up(2 * nbytes)
+        tally.wait(tally.start("all-to-all", step.dim, nbytes))
+        tally.copy(2 * nbytes)
+        tally.down(nbytes)  # the parts that went
+        tally.up(nbytes)
+        tally.down(nbytes)  # those that came
+        return nbytes
+    if not step.gathers:
+        tally.up(nbytes // step.join.n)
+        tally.copy(2 * (nbytes // step.join.n))
+        return nbytes // step.join.n
+    whole = nbytes * step.join.n
+    tally.up(whole)
+    tally.wait(tally.start("all-gather", step.dim, nbytes))
+    tally.up(whole)
+    tally.copy(2 * whole)
+    tally.down(whole)
+    return whole
+
+
+def _after(plan: Plan, tally: Tally, found: dict[str, Part]) -> None:
+    """The reshards of what is handed out."""
+    for tensor in plan.program.outputs:
+        if tensor.name in plan.program.optional:
+            continue
+        live, nbytes, _ = found[tensor.name]
+        for step in plan.after:
+            if tensor.name in step.tensors:
+                sent = nbytes if isinstance(step, Swap) else live
+                left = _reshard(tally, step, sent)
+                tally.down(live)
+                live = nbytes = left

@@ -86,7 +86,12 @@ class Network:
         ]
         self._paths: dict[tuple[int, int], Path] = {}
         self._loads: dict[tuple[str, tuple[int, ...]], Load] = {}
-        self._prices: dict[tuple[str, Mesh, str], Price] = {}
+        self._prices: dict[tuple[str, Mesh, str, int], Price] = {}
+        self._spreads: dict[tuple[str, Mesh, str, int], tuple] = {}
+        self._ports: dict[int, list[tuple[tuple[int, ...], float]]] = {}
+        self.spanned = tuple(
+            (i, level.name) for i, level in enumerate(topology.levels) if group[i] > 1
+        )
 
     def _place(self, rank: int) -> tuple[int, ...]:
         """Index on every level; siblings of tensor parallelism lie between our ranks."""
@@ -112,11 +117,15 @@ class Network:
 
     def ports(self, index: int) -> list[tuple[tuple[int, ...], float]]:
         """The ports to a level: our ranks at each, and how often their bytes count there."""
-        shared = self.topology.levels[index].port_gpus
-        ranks: dict[int, list[int]] = {}
-        for rank, gpu in enumerate(self.gpus):
-            ranks.setdefault(gpu // shared, []).append(rank)
-        return [(tuple(ours), shared / len(ours)) for ours in ranks.values()]
+        found = self._ports.get(index)
+        if found is None:
+            shared = self.topology.levels[index].port_gpus
+            ranks: dict[int, list[int]] = {}
+            for rank, gpu in enumerate(self.gpus):
+                ranks.setdefault(gpu // shared, []).append(rank)
+            found = [(tuple(ours), shared / len(ours)) for ours in ranks.values()]
+            self._ports[index] = found
+        return found
 
     def path(self, source: int, target: int) -> Path:
         """The way from one rank of the group to another."""
@@ -245,19 +254,38 @@ class Network:
 
     # --- along a dimension --------------------------------------------------------------------
 
-    def price(self, kind: str, mesh: Mesh, dim: str) -> Price:
-        """An operation along a dimension by all ranks: a collective's kind, or "shift"."""
-        found = self._prices.get((kind, mesh, dim))
+    def price(self, kind: str, mesh: Mesh, dim: str, distance: int = 1) -> Price:
+        """An operation along a dimension by all ranks: a collective's kind, or "shift".
+
+        A shift goes from every rank to the one that many places further.
+        """
+        key = kind, mesh, dim, distance
+        found = self._prices.get(key)
         if found is None:
-            found = self._prices[kind, mesh, dim] = self._price(kind, groups(mesh, dim))
+            found = self._prices[key] = self._price(kind, groups(mesh, dim), distance)
         return found
 
-    def _price(self, kind: str, members: list[tuple[int, ...]]) -> Price:
+    def spread(
+        self, kind: str, mesh: Mesh, dim: str, distance: int = 1
+    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Per level that such an operation crosses, the share that every rank sends over it."""
+        key = kind, mesh, dim, distance
+        found = self._spreads.get(key)
+        if found is None:
+            totals: dict[int, list[int]] = {}
+            for rank, level, share in self.price(*key).sent:
+                totals.setdefault(level, [0] * self.size)[rank] += share
+            found = tuple((level, tuple(shares)) for level, shares in sorted(totals.items()))
+            self._spreads[key] = found
+        return found
+
+    def _price(self, kind: str, members: list[tuple[int, ...]], distance: int) -> Price:
         latency = 0.0
         seconds: Counter[int] = Counter()
         sent: list[tuple[int, int, int]] = []
         for group in members:
-            for load in self._shift(group) if kind == "shift" else (self.load(kind, group),):
+            shift = kind == "shift"
+            for load in self._shift(group, distance) if shift else (self.load(kind, group),):
                 latency = max(latency, load.latency)
                 sent += load.sent
                 for resource, per_byte in load.seconds:
@@ -268,11 +296,11 @@ class Network:
             worst[level] = max(per_byte, worst.get(level, 0.0))
         return Price(latency, tuple(sorted(worst.items())), tuple(sent))
 
-    def _shift(self, members: tuple[int, ...]) -> list[Load]:
-        """Each rank to the next."""
+    def _shift(self, members: tuple[int, ...], distance: int) -> list[Load]:
+        """Each rank to the one that many places further."""
         loads = []
         for i, a in enumerate(members):
-            path = self.path(a, members[(i + 1) % len(members)])
+            path = self.path(a, members[(i + distance) % len(members)])
             loads.append(Load(path.latency, path.seconds, ((a, path.level, self.size**2),)))
         return loads
 
