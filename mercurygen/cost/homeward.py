@@ -378,7 +378,9 @@ class Travelling(_Going):
             tally.down(lively(stays))
         wide = nest.widen(moves)
         tally.down(replaced(moves, wide))
-        self.moves, total = wide, lively(wide)
+        total = sum(one.nbytes for one in wide.values())
+        live = lively(wide)
+        self.moves = wide
         if step:
             tally.wait(self.sums)
             nest.merge(wide)
@@ -387,12 +389,13 @@ class Travelling(_Going):
             tally.down(self.held)
             away = self.size - 1 if self.walk.reverse else 1
             self.sums = nest.shift(self.walk.dim, total, away)
-            self.held = 2 * total
+            self.held = live + total
 
     def end(self) -> Parts:
         """No more tiles."""
         if self.hops == self.size:
             self.tally.wait(self.sums)
+            self.moves = {n: Part(x.nbytes, x.nbytes, x.item) for n, x in self.moves.items()}
             self.held -= lively(self.moves)  # what arrived stays
         self.tally.down(self.held)
         found = {**(self.staying or {}), **self.moves}

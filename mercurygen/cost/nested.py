@@ -252,17 +252,19 @@ class Nested(Rings):
         while index < len(self.loops) and not self.loops[index].outputs:
             index += 1
         rest = index < len(self.loops)
-        tally, made = self.tally, 0
+        tally, made = self.tally, {}
         for each in range(number, index):
-            if self.loops[each].leading:
+            loop = self.loops[each]
+            if loop.leading:
                 tiles, more = self.lead(each, tiles)
-                made += more
+                tally.down(made.get(loop.tensors, 0))  # gathered before, over other dimensions
+                made[loop.tensors] = more
         walks = [each for each in range(number, index) if self.loops[each].walks]
         if not walks and not rest:
             found = self.once()
         else:
             found = self.merged(walks, index if rest else None, tiles)
-        tally.down(made)
+        tally.down(sum(made.values()))
         for each in walks:
             last = self.offsets[each] + len(self.loops[each].walks) - 1
             tally.down(self.old[last])
