@@ -88,8 +88,8 @@ def _before(plan: Plan, tally: Tally) -> dict[str, int]:
     return sizes
 
 
-def _reshard(tally: Tally, step: Swap | Spread, nbytes: int) -> int:
-    """One step of a tensor: bytes of what it leaves, beside what it was."""
+def _reshard(tally: Tally, step: Swap | Spread, nbytes: int, dense: int = 0) -> int:
+    """One step of a tensor: bytes of what it leaves, beside what it was; a dense copy goes."""
     if isinstance(step, Swap):
         tally.copy(2 * nbytes)
         tally.up(2 * nbytes)
@@ -106,6 +106,7 @@ def _reshard(tally: Tally, step: Swap | Spread, nbytes: int) -> int:
     whole = nbytes * step.join.n
     tally.up(whole)
     tally.wait(tally.start("all-gather", step.dim, nbytes))
+    tally.down(dense)
     tally.up(whole)
     tally.copy(2 * whole)
     tally.down(whole)
@@ -120,7 +121,8 @@ def _after(plan: Plan, tally: Tally, found: dict[str, Part]) -> None:
         live, nbytes, _ = found[tensor.name]
         for step in plan.after:
             if tensor.name in step.tensors:
-                sent = nbytes if isinstance(step, Swap) else live
-                left = _reshard(tally, step, sent)
+                dense = nbytes if isinstance(step, Spread) and live != nbytes else 0
+                tally.up(dense)  # as torch's kernel leaves a result it may be strided
+                left = _reshard(tally, step, nbytes, dense)
                 tally.down(live)
                 live = nbytes = left

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mercurygen.cost.nested import Nested, Part, Parts, Sizes, lively, replaced
 from mercurygen.cost.rings import NoForm
 from mercurygen.cost.tally import NEVER
-from mercurygen.lower.plan import Loop, Reduce
+from mercurygen.lower.plan import Gather, Loop, Reduce
 from mercurygen.lower.sizes import ATEN
 
 Absent = list[bool] | None  # classes that have no results for a tile; None: all have some
@@ -17,6 +17,10 @@ class Homeward(Nested):
     def whole(self, tiles: Sizes) -> Parts:
         """All loops and reductions."""
         found = self.scope(0, tiles)
+        if self.plan.nest.reduces:
+            wide = self.widen(found)
+            self.tally.down(replaced(found, wide))
+            found = wide
         for reduce in self.plan.nest.reduces:
             found = self.reduce(found, reduce)
         return self.narrow(found)
@@ -30,17 +34,23 @@ class Homeward(Nested):
         if loop.home == "direct":
             one_call = self.begin == "only" and self.steps is not None
             way = SentCall if one_call and number + 1 == len(self.loops) else SentHome
+        sizes = [tiles[name] for name in loop.tensors]
+        for stage in loop.walking:
+            if isinstance(stage, Gather):
+                times = self.mesh.extent(stage.dim)
+                tiles = {**tiles, **{name: tiles[name] * times for name in loop.tensors}}
         going = way(self, number, tiles)
         if loop.tensors:
-            self.coming(number, [tiles[name] for name in loop.tensors], going.step)
+            self.coming(number, sizes, going.step)
         else:
             for step in range(going.size):
                 self.times[self.offsets[number]] = step
                 going.step()
-        found = going.end()
         last = self.offsets[number] + len(loop.walks) - 1
-        tally.down(self.old[last] + made)
+        tally.down(self.old[last])
         self.old[last] = 0
+        found = going.end()
+        tally.down(made)
         return found
 
     def part(self, number: int, tiles: Sizes) -> tuple[Parts, Absent]:
@@ -63,7 +73,9 @@ class Homeward(Nested):
 
     def absent(self, number: int) -> Absent:
         """Classes that read nothing of the tile."""
-        return self.empty(number)
+        gone = self.empty(number)
+        alone = number + 1 == len(self.loops)  # then it is the call that is left out
+        return None if alone and self.loops[number].home == "relayed" else gone
 
     def unread(self, number: int, step: int) -> Absent:
         """Classes for whose tile the rank that sends results now has none."""
@@ -199,80 +211,67 @@ class SentHome(_Going):
 
     def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
         super().__init__(nest, number, tiles)
-        self.stale = 0  # of the first step's results, in the dtype that they were made in
         self.flight: tuple[float, Absent] | None = None
         self.works: list[tuple[int, Absent]] = []  # buffers that the last transfer holds on to
         self.moved = sum(nest.results[name] for name in self.loop.outputs)
 
     def step(self) -> None:
         """A tile is here."""
-        nest, tally, step = self.nest, self.tally, self.at
+        nest, step = self.nest, self.at
         self.at += 1
         part, absent = nest.part(self.number, self.tiles)
         if not step:
             if absent is not None:
                 raise NoForm("no results for our own tile")
             self.results = nest.widen(part)
-            self.stale = replaced(part, self.results)
+            self.tally.down(replaced(part, self.results))
             return
-        tally.down(self.stale)
-        self.stale = 0
         self.land()
         stays = [name for name in part if name not in self.loop.outputs]
         if stays:
             nest.merge(stays, absent)
-            self.down(sum(part[name].live for name in stays), absent)
-        moves = {name: part[name] for name in part if name in self.loop.outputs}
-        out = self.outgoing(moves, absent)
+        out = self.outgoing(part, absent)
         missing = nest.unread(self.number, step)
         self.up(self.moved, missing)
-        back = -1 if self.walk.reverse else 1
-        distance = (-back * step) % self.size
-        if absent is None and missing is None and nest.off() is None:
-            end = tally.start("shift", self.walk.dim, out, distance)
+        away = step if self.walk.reverse else self.size - step
+        if absent is None and missing is None:
+            end = self.tally.start("shift", self.walk.dim, out, away)
         else:
-            sizes = self.there(self.each(out, absent))
-            end = tally.start_each(
-                self.walk.dim, sizes, self.there(self.each(self.moved, missing)), distance
-            )
-        for nbytes, gone in self.works:
-            self.down(nbytes, gone)
+            sizes = self.each(out, absent), self.each(self.moved, missing)
+            end = self.tally.start_each(self.walk.dim, *sizes, away)
         self.works = [(out, absent), (self.moved, missing)]
         self.flight = end, missing
 
-    def there(self, sizes: list[int]) -> list[int]:
-        """Nothing on classes that take no part at all."""
-        off = self.nest.off()
-        return sizes if off is None else [0 if o else n for n, o in zip(sizes, off, strict=True)]
-
-    def outgoing(self, moves: Parts, absent: Absent) -> int:
+    def outgoing(self, part: Parts, absent: Absent) -> int:
         """Bytes of results ready to be sent, in the dtype that they are merged in."""
         nest = self.nest
+        moves = {name: one for name, one in part.items() if name in self.loop.outputs}
         if not moves:  # no class has any
             return self.moved
-        old = lively(moves)
-        if nest.begin != "only" or nest.program.kernel != ATEN:
-            return old
-        self.up(self.moved, absent)
-        self.tally.copy(old + self.moved)
-        self.down(old, absent)
+        gone = lively(part)
+        if nest.begin == "only" and nest.program.kernel == ATEN:
+            self.up(self.moved, absent)
+            self.tally.copy(lively(moves) + self.moved)
+        else:
+            gone -= lively(moves)
+        self.down(gone, absent)
         return self.moved
 
     def land(self) -> None:
         """Wait for others' results for our tile, and merge them."""
-        if self.flight is not None:
-            end, missing = self.flight
-            self.tally.wait(end)
-            if missing is None or not all(missing):
-                self.nest.merge(self.loop.outputs, missing)
-            self.flight = None
+        if self.flight is None:
+            return
+        end, missing = self.flight
+        self.tally.wait(end)
+        if missing is None or not all(missing):
+            self.nest.merge(self.loop.outputs, missing)
+        for nbytes, gone in self.works:
+            self.down(nbytes, gone)
+        self.flight = None
 
     def end(self) -> Parts:
         """No more tiles."""
-        self.tally.down(self.stale)
         self.land()
-        for nbytes, gone in self.works:
-            self.down(nbytes, gone)
         return self.results
 
 
@@ -282,7 +281,6 @@ class SentCall(_Going):
 
     def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
         super().__init__(nest, number, tiles)
-        self.stale = 0
         self.flight: tuple[float, list[int]] | None = None
         self.works: list[list[int]] = []
         self.names = [t.name for t in nest.outputs]
@@ -295,7 +293,7 @@ class SentCall(_Going):
         if not step:
             part, _ = nest.part(self.number, self.tiles)
             self.results = nest.widen(part)
-            self.stale = replaced(part, self.results)
+            tally.down(replaced(part, self.results))
             return
         row = nest.steps.table[nest.step()]
         _, seconds, scratch, shares, regions = nest.calls(False)
@@ -304,29 +302,25 @@ class SentCall(_Going):
         tally.up_each([sum(sizes) for sizes in made])
         tally.top_each([scratch[kind] for kind in row])
         tally.now += max(seconds[kind] for kind in row)
-        tally.down(self.stale)
-        self.stale = 0
         self.land()
         stays = [i for i in range(len(self.names)) if i not in self.moved]
         if stays:
             nest.merge([self.names[i] for i in stays])
-            tally.down_each([sum(sizes[i] for i in stays) for sizes in made])
         out = [sum(sizes[i] for i in self.moved) for sizes in made]
-        going = [sum((regions[kind] or none)[i] for i in self.moved) for kind in row]
         if nest.program.kernel == ATEN:
+            going = [sum((regions[kind] or none)[i] for i in self.moved) for kind in row]
             tally.up_each(going)
             tally.copy(max(out) + max(going))
-            tally.down_each(out)
+            tally.down_each([sum(sizes) for sizes in made])
         else:
             going = out
-        away = step if self.walk.reverse else self.size - step  # from whom our tile's come
+            tally.down_each([sum(sizes[i] for i in stays) for sizes in made])
+        away = step if self.walk.reverse else self.size - step
         first = [(regions[kind] or none)[self.moved[0]] for kind in row]
         arriving = nest.seen_from(going, self.walk.dim, self.size - away)
         heads = nest.seen_from(first, self.walk.dim, self.size - away)
         tally.up_each(arriving)
         end = tally.start_each(self.walk.dim, going, arriving, away)
-        for sizes in self.works:
-            tally.down_each(sizes)
         self.works = [going, arriving]
         self.flight = end, heads
 
@@ -340,14 +334,13 @@ class SentCall(_Going):
         if any(c.kind == "softmax" and out in c.outputs for c in nest.program.combines):
             self.tally.top_each([nest.merge_scratch(n, out) for n in heads])
         nest.merge_time(self.loop.outputs)
+        for sizes in self.works:
+            self.tally.down_each(sizes)
         self.flight = None
 
     def end(self) -> Parts:
         """No more tiles."""
-        self.tally.down(self.stale)
         self.land()
-        for sizes in self.works:
-            self.tally.down_each(sizes)
         return self.results
 
 
@@ -356,47 +349,67 @@ class Travelling(_Going):
 
     def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
         super().__init__(nest, number, tiles)
-        self.staying: Parts | None = None
-        self.sums = 0.0  # when those on their way are here
-        self.held = 0  # bytes that the last transfer holds on to
+        self.staying: Parts = {}
+        self.stays = 0  # bytes of the last results that were merged into what stays
         self.moves: Parts = {}
-        self.hops = self.size if self.loop.tensors else self.size - 1
+        self.before = 0  # bytes of the sums that the last transfer holds on to
+        self.arriving = 0
+        self.sums: float | None = None  # when those on their way are here
 
     def step(self) -> None:
         """A tile is here."""
         nest, tally, step = self.nest, self.tally, self.at
         self.at += 1
+        if step and not self.loop.tensors:
+            self.hand_on()
         part, absent = nest.part(self.number, self.tiles)
         if absent is not None:
             raise NoForm("no results for a tile")
         stays = {name: one for name, one in part.items() if name not in self.loop.outputs}
-        moves = {name: one for name, one in part.items() if name in self.loop.outputs}
-        if self.staying is None:
+        tally.down(self.stays)
+        self.stays = 0
+        self.before = lively(self.moves)
+        self.moves = self.divided(part)
+        if not step:
             self.staying = stays
-        elif stays:
+            self.arriving = sum(one.nbytes for one in self.moves.values())
+            tally.up(self.arriving)
+        else:
+            self.stays = lively(stays)
             nest.merge(stays)
-            tally.down(lively(stays))
-        wide = nest.widen(moves)
-        tally.down(replaced(moves, wide))
-        total = sum(one.nbytes for one in wide.values())
-        live = lively(wide)
-        self.moves = wide
-        if step:
             tally.wait(self.sums)
-            nest.merge(wide)
-        if step < self.hops:
-            tally.up(total)
-            tally.down(self.held)
-            away = self.size - 1 if self.walk.reverse else 1
-            self.sums = nest.shift(self.walk.dim, total, away)
-            self.held = live + total
+            nest.merge(self.moves)
+        if self.loop.tensors:
+            self.hand_on()
+
+    def divided(self, part: Parts) -> Parts:
+        """What moves on, in the dtype that it is merged in."""
+        nest = self.nest
+        moves = {name: one for name, one in part.items() if name in self.loop.outputs}
+        if nest.begin != "only" or nest.program.kernel != ATEN:
+            return moves
+        sizes = {name: nest.results[name] for name in moves}
+        self.tally.up(sum(sizes.values()))
+        self.tally.copy(lively(moves) + sum(sizes.values()))
+        self.tally.down(lively(moves))
+        return {name: Part(n, n, nest.partials[name]) for name, n in sizes.items()}
+
+    def hand_on(self) -> None:
+        """Start sending sums to the next rank; what the last transfer held on to is gone."""
+        away = self.size - 1 if self.walk.reverse else 1
+        self.sums = self.tally.start("shift", self.walk.dim, self.arriving, away)
+        self.tally.down(self.before)
+        self.before = 0
 
     def end(self) -> Parts:
         """No more tiles."""
-        if self.hops == self.size:
-            self.tally.wait(self.sums)
+        tally = self.tally
+        if self.loop.tensors:
+            tally.wait(self.sums)
+            tally.down(lively(self.moves))
             self.moves = {n: Part(x.nbytes, x.nbytes, x.item) for n, x in self.moves.items()}
-            self.held -= lively(self.moves)  # what arrived stays
-        self.tally.down(self.held)
-        found = {**(self.staying or {}), **self.moves}
+        else:
+            tally.down(self.before + self.arriving)
+        tally.down(self.stays)
+        found = {**self.staying, **self.moves}
         return {t.name: found[t.name] for t in self.nest.outputs if t.name in found}

@@ -295,8 +295,8 @@ class Nested(Rings):
     def merged(self, walks: list[int], rest: int | None, tiles: Sizes) -> Parts:
         """Every tile of some loops inside one another, merged into one result."""
         found: Parts = {}
-        first = rest is None and self.begin == "first"
-        if not first:
+        first = self.begin == "first"
+        if rest is None and not first:
             found = self.nothing()
 
         def body() -> None:
@@ -305,6 +305,9 @@ class Nested(Rings):
             self.pending = 0
             if rest is not None:
                 inner = self.scope(rest, tiles)
+                if not found:
+                    found.update(inner)
+                    return
                 self.merge(inner)
                 tally.down(lively(inner))
             elif first and not found:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from mercurygen.cost.kernels import Kernels
-from mercurygen.cost.steps import Lengths, Place, Walked, lengths_of, trimmed, walked
+from mercurygen.cost.steps import Lengths, Place, lengths_of, trimmed, walked
 from mercurygen.cost.tally import NEVER, Tally
-from mercurygen.lower.plan import Gather, Loop, Plan, Walk, walk_levels
+from mercurygen.lower.plan import Gather, Plan, Walk, walk_levels
 
 Step = Callable[[int], None]
 
@@ -175,7 +175,7 @@ class Rings:
     def ring(self, number: int, index: int, walk: Walk, sizes: list[int], on: Step) -> None:
         """One walk, relayed or direct."""
         loop = self.loops[number]
-        if trimmed(self.program, loop):
+        if trimmed(self.program, self.loops, number):
             self.trimmed_ring(number, index, walk, sum(sizes), on)
             return
         tally, dim, nbytes, size = self.tally, walk.dim, sum(sizes), self.mesh.extent(walk.dim)
@@ -220,14 +220,12 @@ class Rings:
 
     def lengths(self, number: int) -> tuple[Lengths, tuple[int, ...]]:
         """Atoms of a loop's tiles, and at which steps the walks are whose owner they depend on."""
-        outer: list[Walked] = []
+        found = lengths_of(self.program, self.loops, number, self.dims)
         around: list[int] = []
         for index, loop in enumerate(self.loops[:number]):
-            if loop.outputs:
+            if self.loops[number].tensors[0] in loop.tensors:
                 at = self.offsets[index]
-                outer.append(self.walks[at])
-                around.append(self.times[at])
-        found = lengths_of(self.program, self.loops[number], tuple(outer), self.dims)
+                around += self.times[at : at + len(loop.walks)]
         return found, tuple(around)
 
     def trimmed_ring(self, number: int, index: int, walk: Walk, nbytes: int, on: Step) -> None:
@@ -239,7 +237,7 @@ class Rings:
         if any(isinstance(stage, Gather) for stage in loop.stages[depth:]):
             raise NoForm("gathered inside what is trimmed")
         own = found.at(around, prefix, depth)
-        full = self.full(loop, depth)
+        full = self.full(found, depth)
         unit = nbytes // full
         flights: deque[tuple[float, Sequence[int] | None]] = deque()
         flying: list[Sequence[int]] = []  # copies that are sent, alive
@@ -306,16 +304,12 @@ class Rings:
         if most:
             self.tally.copy(2 * most)
 
-    def full(self, loop: Loop, depth: int) -> int:
+    def full(self, found: Lengths, depth: int) -> int:
         """Atoms of a whole tile."""
-        whole = {stage.dim for stage in loop.stages[:depth] if isinstance(stage, Gather)}
-        storage = self.program.storage(self.program.tensor(loop.tensors[0]))
-        split = (
-            self.mesh.extent(dim)
-            for dim, axis in zip(self.mesh.names, storage, strict=True)
-            if axis == loop.axis and dim not in whole
-        )
-        return self.plan.atoms.count[loop.axis] // prod(split)
+        done = found.stages[: found.first + depth]
+        whole = {stage.dim for stage in done if isinstance(stage, Gather)}
+        split = (self.mesh.extent(dim) for dim in found.split if dim not in whole)
+        return self.plan.atoms.count[found.axis] // prod(split)
 
     def seen_from(self, values: list[int], dim: str, distance: int) -> list[int]:
         """Per class the value of the class so many places further along a dimension."""
@@ -330,7 +324,7 @@ class Rings:
     def empty(self, number: int) -> list[bool] | None:
         """Which classes read nothing of the tile that is here; None if all read some."""
         loop = self.loops[number]
-        if not loop.tensors or not trimmed(self.program, loop):
+        if not loop.tensors or not trimmed(self.program, self.loops, number):
             return None
         found, around = self.lengths(number)
         at = self.offsets[number]

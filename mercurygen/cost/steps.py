@@ -12,7 +12,7 @@ from itertools import product
 
 from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.program import Program
-from mercurygen.lower.plan import Gather, Loop, Plan, Walk
+from mercurygen.lower.plan import Gather, Loop, Plan, Stages, Walk
 from mercurygen.lower.visible import read_run, tokens_of, visible
 
 Call = tuple[int, int, bool, int]  # rows, columns, whether the mask cuts them, rows left out
@@ -139,35 +139,59 @@ def _owner(walk: Walked, place: Place, step: int) -> int:
 # --- what is read of a tile ---------------------------------------------------------------------
 
 
-def trimmed(program: Program, loop: Loop) -> bool:
+def brought(loops: tuple[Loop, ...], number: int) -> tuple[Stages, int]:
+    """All stages of a loop's tensors, outermost first, and where those of the loop begin."""
+    tensor, stages, first = loops[number].tensors[0], (), 0
+    for index, loop in enumerate(loops):
+        if index == number:
+            first = len(stages)
+        if tensor in loop.tensors:
+            stages = (*stages, *loop.stages)
+    return stages, first
+
+
+def trimmed(program: Program, loops: tuple[Loop, ...], number: int) -> bool:
     """Whether ranks get only what they read of a loop's tiles."""
-    cut = program.mask != "full" and loop.axis in program.mask_axes
-    return cut and any(walk.direct for walk in loop.walks)
+    loop = loops[number]
+    if program.mask == "full" or loop.axis not in program.mask_axes or not loop.tensors:
+        return False
+    stages, first = brought(loops, number)
+    done = stages[: first + len(loop.stages)]
+    return any(isinstance(stage, Walk) and stage.direct for stage in done)
 
 
 class Lengths:
-    """Atoms that every class has of the tiles of one loop, of which it gets what it reads."""
+    """Atoms that every class has of the tiles of one loop, of which it gets what it reads.
+
+    Attributes:
+        stages: all of the loop's tensors.
+        first: where those of the loop begin.
+        outer: walks among those before them.
+    """
 
     def __init__(
-        self, program: Program, loop: Loop, outer: tuple[Walked, ...], dims: tuple[str, ...]
+        self, program: Program, loops: tuple[Loop, ...], number: int, dims: tuple[str, ...]
     ) -> None:
         """
         Args:
             program: the program.
-            loop: the loop.
-            outer: walks of the loops around it whose results go home.
+            loops: of the nest.
+            number: of the loop.
             dims: that tell classes apart.
         """
-        self.program, self.loop, self.outer = program, loop, outer
+        self.program, self.axis = program, loops[number].axis
+        self.stages, self.first = brought(loops, number)
+        self.outer = [s for s in self.stages[: self.first] if isinstance(s, Walk)]
+        self.walks = [s for s in self.stages[self.first :] if isinstance(s, Walk)]
         self.atoms, self.classes = atoms_of(program), places(program, dims)
-        tensor = program.tensor(loop.tensors[0])
+        tensor = program.tensor(loops[number].tensors[0])
         self.split = [
             dim
             for dim, axis in zip(program.mesh.names, program.storage(tensor), strict=True)
-            if axis == loop.axis
+            if axis == self.axis
         ]
         rows, columns = program.mask_axes
-        self.by_rows, self.other = loop.axis == rows, columns if loop.axis == rows else rows
+        self.by_rows, self.other = self.axis == rows, columns if self.axis == rows else rows
         self._found: dict[tuple, list[int]] = {}
         self._owned: dict[tuple, tuple[int, ...]] = {}
         self._others: dict[tuple, tuple[int, ...]] = {}
@@ -176,9 +200,9 @@ class Lengths:
         """Atoms that every class has of a tile.
 
         Args:
-            around: steps of the outer walks.
-            times: steps of this loop's walks so far, outermost first.
-            depth: stages that the tile has been through.
+            around: steps of the walks before the loop's.
+            times: steps of the loop's walks so far, outermost first.
+            depth: stages of the loop that the tile has been through.
         """
         key = around, times, depth
         if key not in self._found:
@@ -186,25 +210,21 @@ class Lengths:
         return self._found[key]
 
     def _length(self, place: Place, around: tuple, times: tuple, depth: int) -> int:
-        stages = self.loop.stages[:depth]
-        here = dict(place)
-        for walk, step in zip(self.outer, around, strict=True):
-            here[walk.dim] = _owner(walk, place, step)
-        walks = self.loop.walks[: len(times)]
-        for walk, step in zip(walks, times, strict=True):
-            back = 1 if walk.reverse else -1
-            size = self.program.mesh.extent(walk.dim)
+        stages, here = self.stages[: self.first + depth], dict(place)
+        walks = (*self.outer, *self.walks[: len(times)])
+        for walk, step in zip(walks, (*around, *times), strict=True):
+            size, back = self.program.mesh.extent(walk.dim), 1 if walk.reverse else -1
             here[walk.dim] = (place[walk.dim] + back * step) % size
         whole = {stage.dim for stage in stages if isinstance(stage, Gather)}
         held = tuple((dim, here.get(dim, 0)) for dim in self.split if dim not in whole)
         region = self._owned.get(held)
         if region is None:
             where = {dim: (i,) for dim, i in held}
-            region = self.atoms.owned(self.program.order, self.loop.axis, where)
+            region = self.atoms.owned(self.program.order, self.axis, where)
             self._owned[held] = region
         for index, stage in enumerate(stages):
             if isinstance(stage, Walk) and stage.direct and here[stage.dim] != place[stage.dim]:
-                inner = [s.dim for s in self.loop.stages[index + 1 :] if isinstance(s, Walk)]
+                inner = [s.dim for s in self.stages[index + 1 :] if isinstance(s, Walk)]
                 region = self._read(region, place, inner)
         return len(region)
 
@@ -224,14 +244,14 @@ class Lengths:
 
 
 def lengths_of(
-    program: Program, loop: Loop, outer: tuple[Walked, ...], dims: tuple[str, ...]
+    program: Program, loops: tuple[Loop, ...], number: int, dims: tuple[str, ...]
 ) -> Lengths:
     """The lengths of a loop; schedules that agree in what they depend on share them."""
-    tensor = program.tensor(loop.tensors[0])
+    tensor = program.tensor(loops[number].tensors[0])
     other = tuple(program.parallel_dims(axis) for axis in program.mask_axes)
-    storage = program.storage(tensor)
-    key = "lengths", program.order, loop.axis, loop.stages, storage, outer, dims, other
+    stages = brought(loops, number)
+    key = "lengths", program.order, tensor.name, stages, program.storage(tensor), dims, other
     found = program.shared.get(key)
     if found is None:
-        found = program.shared[key] = Lengths(program, loop, outer, dims)
+        found = program.shared[key] = Lengths(program, loops, number, dims)
     return found

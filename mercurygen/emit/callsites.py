@@ -23,7 +23,7 @@ from mercurygen.lower.trace import trace
 
 MOST_DEPTH = 80  # of the syntax tree; that of an emitted module has 17
 MOST_RANKS = 64  # of larger meshes only a sample is interpreted
-NOT_INTERPRETED = ("_check", "_block_forward", "_merge")
+NOT_INTERPRETED = ("_check", "_block_forward", "_merge", "_weigh", "_unweigh")
 ASIDE = {  # communicate beside `attention`: layout helpers and self-check
     *("make_mesh", "_level_group_count", "_new_group", "_from_all_ranks", "_all_gather"),
     *("unshard_sequence", "check_inputs", "_error", "_blind", "_self_check"),

@@ -8,13 +8,13 @@ Levels = list[tuple[str, tuple[Gather, ...]]]
 
 
 def leading(plan: Plan) -> tuple[Gather, ...]:
-    """Gathers outside every walk."""
-    return plan.nest.loops[0].leading if plan.nest.loops else ()
+    """Gathers outside every walk of their tensors."""
+    return tuple(stage for loop in plan.nest.loops for stage in loop.leading)
 
 
 def walking(plan: Plan) -> Stages:
-    """The outermost walk and what is inside it."""
-    return plan.nest.loops[0].walking if plan.nest.loops else ()
+    """The outermost walk and what is inside it, of the first tensors that are walked."""
+    return next((loop.walking for loop in plan.nest.loops if loop.tensors and loop.walks), ())
 
 
 def levels(plan: Plan) -> Levels:

@@ -6,7 +6,7 @@ import ast
 import hashlib
 from math import lcm, prod
 
-from mercurygen.emit import border, entry, header, nest, walk
+from mercurygen.emit import border, entry, header, nest, results, walk
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import SEQUENCE
@@ -103,8 +103,9 @@ def _not_emitted(plan: Plan) -> str | None:
         return "a striped order where tiles come by"
     if plan.tiles:
         return "a tile loop"
-    if nest.reduces or len(nest.loops) > 1 or any(loop.outputs for loop in nest.loops):
-        return "partial results"
+    what = results.not_emitted(plan)
+    if what is not None:
+        return what
     for loop in nest.loops:
         for each in loop.walks:
             if each.direct or each.reverse or each.both or each.ahead != 1:
@@ -188,7 +189,8 @@ def _sections(plan: Plan) -> list[str]:
     else:
         sections.append(("layout: one rank owns all tokens", [render("single")]))
     if plan.nest.stages or plan.program.replicated:
-        texts = [nest.attend(plan), *nest.visible_functions(plan), *walk.functions(plan)]
+        body = results.functions(plan) if results.partial(plan) else [nest.attend(plan)]
+        texts = [*body, *nest.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
     if plan.before:
         dims = " and ".join(dict.fromkeys(swap.dim for swap in plan.before))
@@ -198,8 +200,8 @@ def _sections(plan: Plan) -> list[str]:
     if border.joins(plan):
         sections[-1][1].append(border.join_function(plan))
     block = [render("block")]
-    if plan.nest.begin != "only":
-        block.append(render("merge"))
+    if plan.nest.begin != "only" or results.merged(plan):
+        block.append(render("merge", blind_rows=results.blind_rows(plan)))
     sections.append(("one block on one GPU", block))
     checks = [entry.check(plan)]
     if mesh.dims:
@@ -210,6 +212,10 @@ def _sections(plan: Plan) -> list[str]:
 
 
 def _nest_heading(plan: Plan) -> str:
+    if results.partial(plan):
+        whole = " and ".join(results.group_dims(plan))
+        whole = whole if len(whole) < 30 else "tiles"
+        return f"{whole}: {results.heading(plan)}"
     dims = plan.program.mesh.in_order(stage.dim for stage in plan.nest.stages)
     whole, mesh = " and ".join(dims), plan.program.mesh
     whole = whole if len(whole) < 45 else "tiles"

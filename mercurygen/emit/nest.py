@@ -21,7 +21,8 @@ def mask_form(plan: Plan) -> Form:
     of an earlier owner's tile; all of a later owner's, by our late half. "chunks": by the numbers
     of its chunks. A closed form is used only where it is what `visible` says for every pair.
     """
-    if plan.program.mask == "full" or plan.nest.begin == "only":
+    whole = plan.nest.begin == "only" and not any(loop.outputs for loop in plan.nest.loops)
+    if plan.program.mask == "full" or whole:
         return "all"
     if plan.nest.begin == "first":
         spans = [range(plan.program.mesh.extent(dim)) for dim in plan.row_dims]

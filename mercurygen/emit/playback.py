@@ -26,14 +26,18 @@ from mercurygen.lower.events import (
     Batch,
     Cast,
     Collective,
+    Cut,
     Event,
     Fill,
     Kernel,
+    Merge,
     Pack,
     Return,
     Trace,
     Unpack,
+    Unweigh,
     Wait,
+    Weigh,
 )
 from mercurygen.lower.plan import Plan
 
@@ -61,6 +65,7 @@ class Playback:
         own = {"P2POp": Operation, "batch_isend_irecv": self.batch}
         own |= {"all_to_all_single": partial(self.collective, "all-to-all")}
         own |= {"all_gather_single": gather, "all_gather_into_tensor": gather}
+        own |= {"all_reduce": self.all_reduce}
         return EXTERNALS | {dist + name: value for name, value in own.items()}
 
     def hooks(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -69,6 +74,8 @@ class Playback:
             "_check": lambda values: None,
             "_block_forward": lambda values: self.kernel(**values),
             "_merge": lambda values: self.merge(**values),
+            "_weigh": lambda values: self.weigh(**values),
+            "_unweigh": lambda values: self.unweigh(**values),
         }
 
     def inputs(self, scale: float | None) -> list[Tensor]:
@@ -96,9 +103,11 @@ class Playback:
         """The next event that the text must do; what lies before it becomes known."""
         while self.index < len(self.trace.events):
             match event := self.trace.events[self.index]:
-                case Batch() | Collective() | Wait() | Kernel():
+                case Batch() | Collective() | Wait() | Kernel() | Merge() | Weigh() | Unweigh():
                     return event
                 case Pack(source, target) | Unpack(source, target) | Cast(source, target):
+                    self.sources[target] = (source, self.contents[source])
+                case Cut(source, target):
                     self.sources[target] = (source, self.contents[source])
                 case Fill(outputs):
                     self.filled |= dict(zip(outputs, (0.0, float("-inf")), strict=True))
@@ -132,6 +141,10 @@ class Playback:
                 return (
                     f"runs the kernel on {' and '.join(label[x.buffer] for x in inputs)}, {block}"
                 )
+            case Merge(sources):
+                return f"merges {' and '.join(label[x] for x in sources)}"
+            case Weigh() | Unweigh():
+                return "weighs out and lse for a sum, or back"
         return "is over"
 
     def same(self, what: str, plan: Any, text: Any) -> None:
@@ -242,11 +255,24 @@ class Playback:
         (work,) = self.works(event.op, 1, [into])
         return work if async_op else work.wait()
 
-    def part(self, name: str, tensor: Tensor, chunks: tuple[int, int]) -> None:
-        """A part of a tensor of the operator: these chunks of its sequence."""
+    def all_reduce(self, x: Tensor, op: Any = None, *, group: Group) -> None:
+        """One that leaves the sum, or the maximum, in every rank's tensor."""
+        event = self.expect(Collective, f"starts an all-reduce over {group.dim}")
+        self.same("collective", event.kind, "all-reduce")
+        self.same("all-reduce, group", event.dim, group.dim)
+        how = getattr(op, "path", "sum").rpartition(".")[2].lower()
+        self.same("all-reduce", event.reduce, how)
+        self.moved("all-reduce, source", event.source, x)
+        self.moved("all-reduce, target", event.target, x, into=True)
+        (work,) = self.works(event.op, 1, [x])
+        work.wait()
+
+    def part(self, name: str, tensor: Tensor, chunks: tuple[int, int] | None) -> None:
+        """A part of a tensor of the operator: these chunks of its sequence, or all of it."""
         at = self.program.tensor(name).dimension(self.program.sequence(self.program.tensor(name)))
         want = [(0, size) for size in tensor.storage.shape]
-        want[at] = (chunks[0] * self.plan.chunk, chunks[1] * self.plan.chunk)
+        if chunks:
+            want[at] = (chunks[0] * self.plan.chunk, chunks[1] * self.plan.chunk)
         if tensor.cuts is None or list(tensor.cuts) != want:
             raise Complaint(f"part of {name}: the plan has {want}, the text {tensor.cuts}")
 
@@ -258,8 +284,10 @@ class Playback:
         for declared, tensor, operand in tensors:
             name = declared.name
             self.bind(f"{name} of the kernel", operand.buffer, tensor.storage)
-            by_rows = self.program.sequence(declared) == rows
-            self.part(name, tensor, event.block.rows if by_rows else event.block.cols)
+            axis = self.program.sequence(declared)
+            first, last = event.block.rows if axis == rows else event.block.cols
+            start = next((start for each, start, _ in operand.cuts if each == axis), 0)
+            self.part(name, tensor, (start + first, start + last))
         self.same("causal", event.block.causal, causal)
         self.same("scale", self.scale, scale)
         out = Tensor.new([*q.shape[:3], v.shape[3]], self.dtype, "kernel", sure=False)
@@ -275,9 +303,10 @@ class Playback:
 
     def merge(self, out: Tensor, lse: Tensor, share_out: Tensor, share_lse: Tensor) -> None:
         """`_merge`."""
+        shares = share_out, share_lse
         if not self.merging:
-            raise Complaint(f"the plan {self.words(self.peek())}, the text merges")
-        (event, made), shares = self.merging, (share_out, share_lse)
+            return self.merge_results((out, lse), shares)
+        event, made = self.merging
         if [share.storage for share in shares] != made or not all(share.whole for share in shares):
             raise Complaint("merges something else than the block's result")
         for name, operand, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
@@ -287,6 +316,47 @@ class Playback:
             self.contents[operand.buffer] += 1
         self.merging = None
         self.compared += 1
+
+    def merge_results(self, pair: tuple[Tensor, Tensor], shares: tuple[Tensor, Tensor]) -> None:
+        """`_merge` of what is no block's result."""
+        event = self.expect(Merge, "merges")
+        names = ("out", "lse")
+        cut = next(((start, stop) for _, start, stop in event.cuts), None)
+        for name, number, tensor in zip(names, event.targets, pair, strict=True):
+            self.bind(f"{name} of the merge", number, tensor.storage)
+            self.part(name, tensor, cut)
+            tensor.storage.contents += 1
+            self.contents[number] += 1
+        for name, number, tensor in zip(names, event.sources, shares, strict=True):
+            self.bind(f"{name} that is merged", number, tensor.storage)
+            self.same(f"part of {name} that is merged", event.part, tensor.part)
+            if tensor.storage.arriving or (event.part is None and not tensor.whole):
+                raise Complaint(f"merges a part of {name}, or before it arrived")
+
+    def weigh(self, out: Tensor, lse: Tensor, most: Tensor) -> Tensor:
+        """`_weigh`."""
+        event = self.expect(Weigh, "weighs results")
+        for name, number, tensor in zip(
+            ("out", "lse", "largest lse"),
+            (*event.sources, event.most),
+            (out, lse, most),
+            strict=True,
+        ):
+            self.bind(f"{name} that is weighed", number, tensor.storage)
+        packed = Tensor.new([out.numel() + lse.numel()], self.accumulator, "weighed")
+        self.same("bytes", self.trace.buffers[event.target].nbytes, packed.storage.nbytes)
+        self.bound[event.target], packed.storage.buffer = packed.storage, event.target
+        return packed
+
+    def unweigh(self, packed: Tensor, out: Tensor, lse: Tensor, most: Tensor) -> None:
+        """`_unweigh`."""
+        event = self.expect(Unweigh, "undoes the weights")
+        self.bind("the sum", event.source, packed.storage)
+        self.bind("the largest lse", event.most, most.storage)
+        for name, number, tensor in zip(("out", "lse"), event.targets, (out, lse), strict=True):
+            self.bind(f"{name} of the sum", number, tensor.storage)
+            tensor.storage.contents += 1
+            self.contents[number] += 1
 
     def result(self, result: Any, with_lse: bool) -> None:
         """What `attention` returns."""

@@ -60,7 +60,10 @@ class Tensor(Host):
         cuts: per dimension of the storage's own shape the range that it views, while it is
             nothing but cut along them; else None.
         sure: whether the strides are known, not only likely, as those of the caller's inputs.
+        part: of what `unbind` gave, which it is.
     """
+
+    part: int | None = None
 
     visible = frozenset(
         "shape dtype ndim size numel contiguous clone to transpose permute movedim unsqueeze "
@@ -127,18 +130,20 @@ class Tensor(Host):
     def contiguous(self) -> Tensor:
         """Itself if it surely is dense, else a copy."""
         if not self.is_dense:
-            return copy([self], self.shape, self.dtype)
+            return copied([self], self.shape, self.dtype)
         return Tensor(self.storage, self.shape, self.dtype, self.strides, True, self.cuts)
 
-    def clone(self, *, memory_format: object) -> Tensor:
+    def clone(self, *, memory_format: object, dtype: Dtype | None = None) -> Tensor:
         """A dense copy, whatever it is."""
         if memory_format is not CONTIGUOUS:
             raise Complaint("not understood: a copy that may keep strides")
-        return copy([self], self.shape, self.dtype)
+        return copied([self], self.shape, dtype or self.dtype)
 
-    def to(self, dtype: Dtype) -> Tensor:
-        """Itself if it has the dtype already, else a copy."""
-        return self if dtype == self.dtype else copy([self], self.shape, dtype)
+    def to(self, dtype: Dtype, *, copy: bool = False, memory_format: object = None) -> Tensor:
+        """Itself if it has the dtype already and no copy is wanted, else a copy."""
+        if copy:
+            return self.clone(memory_format=memory_format, dtype=dtype)
+        return self if dtype == self.dtype else copied([self], self.shape, dtype)
 
     def permute(self, *order: int) -> Tensor:
         """The dimensions in another order; no copy."""
@@ -194,7 +199,7 @@ class Tensor(Host):
         size = prod(n for n, _ in run)
         if any(a[1] != b[0] * b[1] for a, b in zip(run, run[1:], strict=False)):
             shape = [*self.shape[:first], size, *self.shape[last + 1 :]]
-            return copy([self], shape, self.dtype)
+            return copied([self], shape, self.dtype)
         return self.view([*dims[:first], (size, run[-1][1]), *dims[last + 1 :]])
 
     def chunk(self, count: int, dim: int) -> tuple[Tensor, ...]:
@@ -209,7 +214,10 @@ class Tensor(Host):
         """Every index of a dimension; no copy."""
         if self.shape[dim] > MOST_PARTS:
             raise Complaint(f"not understood: {self.shape[dim]} parts")
-        return tuple(self.select(dim, i) for i in range(self.shape[dim]))
+        views = tuple(self.select(dim, i) for i in range(self.shape[dim]))
+        for i, view in enumerate(views):
+            view.part = i
+        return views
 
     def __getitem__(self, index: Any) -> Tensor:
         index = index if isinstance(index, tuple) else (index,)
@@ -277,7 +285,7 @@ class Operation(Host):
         self.path, self.tensor, self.group, self.peer = op.path, tensor, group, group_peer
 
 
-def copy(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tensor:
+def copied(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tensor:
     """A new tensor with the elements of others, which nothing may be writing to."""
     storages = {part.storage for part in parts}
     if any(storage.arriving for storage in storages):
@@ -287,24 +295,38 @@ def copy(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tensor:
     return Tensor.new(shape, dtype, "copy", source=source)
 
 
-def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def cat(parts: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """`torch.cat`."""
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    return copy(parts, shape, parts[0].dtype)
+    made = copied(parts, shape, parts[0].dtype)
+    if out is None:
+        return made
+    if tuple(shape) != out.shape or made.dtype != out.dtype or out.storage.arriving:
+        raise Complaint(f"joins {shape} into {out.shape}")
+    storage = out.storage  # whose parts are copies of one and the same, or not known at all
+    known = storage.source if storage.made == "copy" else made.storage.source
+    storage.source, storage.made = (known if known == made.storage.source else None), "copy"
+    return out
 
 
 def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """`torch.stack`."""
     shape = list(parts[0].shape)
     shape.insert(dim, len(parts))
-    return copy(parts, shape, parts[0].dtype)
+    return copied(parts, shape, parts[0].dtype)
+
+
+def empty_like(x: Tensor, *, memory_format: object = None) -> Tensor:
+    """`torch.empty_like`: as dense as x, or dense whatever x is."""
+    sure = memory_format is CONTIGUOUS or (x.sure and x.is_dense)
+    return Tensor.new(x.shape, x.dtype, "empty", sure=sure)
 
 
 EXTERNALS: dict[str, Any] = {
     "torch.cat": cat,
     "torch.stack": stack,
-    "torch.empty_like": lambda x: Tensor.new(x.shape, x.dtype, "empty"),
+    "torch.empty_like": empty_like,
     "torch.contiguous_format": CONTIGUOUS,
     "torch.promote_types": max,
     "torch.float32": Dtype(4),

@@ -21,8 +21,10 @@ def functions(plan: Plan) -> list[str]:
     if len(levels(plan)) > 1:
         texts += [_walk_tiles(plan), _spare(plan)]
     if walking(plan):
-        texts += [_walk_ring(plan), render("shift")]
-    if any(isinstance(stage, Gather) for stage in walking(plan)):
+        texts.append(_walk_ring(plan))
+    if walking(plan) or any(loop.home == "relayed" for loop in nest.loops):
+        texts.append(render("shift"))
+    if any(isinstance(stage, Gather) for loop in nest.loops for stage in loop.walking):
         texts.append(_gather_ahead(plan))
     if leading(plan):
         texts.append(_gather(plan))
@@ -38,7 +40,8 @@ def _yields(plan: Plan, owner: str) -> str:
 
 
 def _with_owner(plan: Plan) -> bool:
-    return mask_form(plan) != "all"
+    sent = any(loop.home == "direct" for loop in plan.nest.loops)
+    return sent or mask_form(plan) != "all"
 
 
 def _walk_ring(plan: Plan) -> str:

@@ -12,6 +12,10 @@ MODULE = frozenset(
     "tiles".split()
 )
 
+# What a schedule says in the place of an axis.
+REPLICATED = "replicated"
+SCHEDULE = frozenset({REPLICATED})
+
 
 def reserved(name: str) -> str | None:
     """What a name is that an operator's file cannot give to something else; None if it can."""
@@ -19,6 +23,8 @@ def reserved(name: str) -> str | None:
         return "is a builtin of Python, which emitted modules may call"
     if name in MODULE:
         return "is a name of emitted modules"
+    if name in SCHEDULE:
+        return "is a word of schedules that stands where names of axes do"
     if name.startswith("_"):
         return "starts with an underscore, as the private names of emitted modules do"
     return None

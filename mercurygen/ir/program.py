@@ -17,6 +17,7 @@ from mercurygen.ir.mesh import Mesh
 SEQUENCE = "S"  # in a schedule: the sequence axis of whichever tensor is meant
 
 CombineKind: TypeAlias = Literal["sum", "softmax", "user"]
+COMBINES: tuple[CombineKind, ...] = ("sum", "softmax", "user")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +297,13 @@ class Program:
     def stored(self, tensor: Tensor, dim: str) -> str | None:
         """The axis along which the schedule works from a tensor split over a dimension."""
         return self._stored[tensor.name][self.mesh.index(dim)]
+
+    def walks(self, tensor: Tensor, dim: str) -> bool:
+        """Whether a tensor comes by, or goes home, tile by tile along a dimension."""
+        return any(
+            stage.kind == "walk" and stage.dim == dim and tensor.name in stage.tensors
+            for stage in self.stages
+        )
 
     def sequence(self, tensor: Tensor) -> str | None:
         """The axis of the mask that a tensor carries: its sequence."""

@@ -67,6 +67,7 @@ class Border(Nest):
         """Start to exchange parts: of an all-to-all one for every rank, packed."""
         name = x.tensor.name
         if isinstance(step, Spread):
+            x = self.dense(x)  # as torch's kernel leaves a result it may be strided
             live = self.empty(f"{name} from {step.dim}", x.live.nbytes * step.join.n)
             received = x._replace(live=live)
             return Flight(self.collective("all-gather", step.dim, x, received), received, step)

@@ -124,17 +124,18 @@ class Unpack:
 
     Attributes:
         source: with one part after the other.
-        target: the buffer; of a part only, what it has elsewhere stays.
+        target: the buffer.
         axis: along which they join.
         join: how the ranks' parts interleave along it.
-        part: (i, n): they are the i-th of n equal runs of every rank's part.
+        part: (i, n): the target is larger; they are the i-th of n equal runs of every rank's part
+            of it along `axis`, and what it has elsewhere stays. None: they are all of it.
     """
 
     source: int
     target: int
     axis: str
     join: Interleaving
-    part: tuple[int, int] = (0, 1)
+    part: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.layout import Interleaving, interleaving
 from mercurygen.ir.program import SEQUENCE, BorderStep, Program, Stage, Tensor
 from mercurygen.lower.plan import Gather, Loop, Nest, Plan, Reduce, Spread, Swap, Walk
+from mercurygen.lower.recorder import NotARun
+from mercurygen.lower.trace import trace
 from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, visible
 
 
@@ -20,7 +22,44 @@ def lower(program: Program) -> Plan | Refusal:
     if isinstance(begin, Refusal):
         return begin
     before, after = _around(program)
-    return Plan(program, before, Nest(loops, begin, _reduces(program)), after, program.tiles)
+    plan = Plan(program, before, Nest(loops, begin, _reduces(program)), after, program.tiles)
+    return _misaligned(plan) or plan
+
+
+def _cut_by_walks(plan: Plan) -> bool:
+    """Whether something that does not come by is cut to the tiles that do."""
+    return any(
+        tensor.carries(loop.axis) and tensor.name not in loop.tensors
+        for loop in plan.nest.loops
+        if loop.walks
+        for tensor in plan.program.read
+    )
+
+
+def _misaligned(plan: Plan) -> Refusal | None:
+    """Refuse a plan that needs parts of tiles that do not lie in one piece.
+
+    Where nothing is cut there are none. Rank 0 shows them: under zigzag its tokens are the
+    farthest apart, and in the other orders all ranks' lie alike.
+    """
+    cuts = any(isinstance(step, Spread) and not step.gathers for step in plan.before)
+    moving = any(loop.outputs for loop in plan.nest.loops)
+    if not (cuts or plan.tiles or moving or _come_by(plan.program, plan.nest.loops) or _cut_by_walks(plan)):
+        return None
+    try:
+        trace(plan, 0)
+    except NotCuttable as fault:
+        return _not_cuttable(fault)
+    except NotARun as fault:
+        axis = str(fault)
+        return Refusal(
+            "tiles-do-not-align",
+            lambda: (
+                f"what a rank works on along {axis} does not lie in one piece in what it holds",
+                "`order S: contiguous`, or bring what carries it in the same tiles",
+            ),
+        )
+    return None
 
 
 # --- border ---------------------------------------------------------------------------------
@@ -106,20 +145,40 @@ def _loops(program: Program) -> tuple[Loop, ...]:
         if partner is not None:
             gone.add(partner)
             skewed = (program.stages[partner].tensors, program.stages[partner].axis)
-        open_ = loops and loops[-1].tensors == stage.tensors
-        open_ = open_ and (stage.kind == "gather" or not loops[-1].outputs)
-        if open_ and not skewed and not loops[-1].partner:
-            last = loops.pop()
+        at = _open(loops, stage)
+        if at is not None and not skewed:
+            last = loops.pop(at)
             merged = replace(last, stages=(*last.stages, piece))
         else:
+            at = len(loops)
             merged = Loop(stage.tensors, stage.axis, (piece,), partner=skewed)
         if outputs and stage.kind == "walk":
             home = "direct" if "direct" in outputs[0].options else "relayed"
             tensors = tuple(name for each in outputs for name in each.tensors)
             ordered = tuple(t.name for t in program.outputs if t.name in tensors)
             merged = replace(merged, outputs=ordered, home=home)
-        loops.append(merged)
-    return tuple(sorted(_fused(loops), key=lambda loop: bool(loop.walks)))  # stable
+        loops.insert(at, merged)
+    first = {name: place for place, name in enumerate(names)}
+
+    def place(loop: Loop) -> int:
+        return len(names) if loop.walks else first[loop.tensors[0]]
+
+    return tuple(sorted(_fused(loops), key=place))  # stable
+
+
+def _open(loops: list[Loop], stage: Stage) -> int | None:
+    """The loop that one more stage of the same tensors goes on with.
+
+    Gathers outside of the tensors' own walks are done once: another's walk parts the two.
+    """
+    for at in reversed(range(len(loops))):
+        loop = loops[at]
+        goes_on = stage.kind == "gather" or not loop.outputs
+        if loop.tensors == stage.tensors and goes_on and not loop.partner:
+            others = loops if not loop.walks else loops[at + 1 :]
+            apart = stage.kind == "walk" and any(each.walks for each in others)
+            return None if apart else at
+    return None
 
 
 def _fused(loops: list[Loop]) -> list[Loop]:
@@ -209,9 +268,11 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
             scatter = _scatter(program, first.name, dim)
             if scatter is not None:
                 order = atoms_of(program).order(first, scatter.axis)
-                split = {s.dim for s in program.stages if s.kind == "scatter"}
-                done = {r.dim for r in found if first.name in r.tensors}
-                whole = [d for d in order.dims if d in split - done]
+                scattered = {d for d in order.dims if _scatter(program, first.name, d)}
+                left = scattered - {r.dim for r in found if first.name in r.tensors}
+                whole = [
+                    d for d in order.dims if d in left or program.stored(first, d) != scatter.axis
+                ]
                 join = interleaving(order, program.mesh, dim, whole)
                 found.append(_reduce(program, combine, dim, scatter.axis, join, scatter.dtype))
             elif (first.name, dim) in program.replicated:
@@ -250,17 +311,64 @@ def _begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
     found = _fragments(program, loops)
     if isinstance(found, Refusal):
         return found
-    worst, alike = found
+    worst, alike, blank = found
+    trimmed = _trimmed_beside(loops)
+    if blank and trimmed:
+        return _skipped(trimmed)
+    if worst > MOST_BLOCKS:
+        return _fragmented(worst)
+    alike = alike and not _come_by(program, loops)
     if partly or not alike:
         return "empty"
     if not moving:
         return "first" if walks else "only"
-    trims = moving == 1 and all(loop.home != "relayed" for loop in loops)
-    return "only" if not walks and (program.mask == "full" or (trims and worst <= 1)) else "empty"
+    last = max(i for i, loop in enumerate(loops) if loop.outputs)
+    if any(loop.walks for loop in loops[last:] if not loop.outputs):
+        return "empty"  # what goes home is merged from several tiles
+    trims = not walks and moving == 1 and all(loop.home != "relayed" for loop in loops)
+    return "only" if program.mask == "full" or (trims and worst <= 1) else "empty"
 
 
-def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool] | Refusal:
-    """Most blocks of a tile, and whether a first tile is one block of all rows; of all ranks."""
+def _come_by(program: Program, loops: tuple[Loop, ...]) -> bool:
+    """Whether results that stay are of more than one tile: an output carries what is walked."""
+    return any(
+        tensor.carries(loop.axis)
+        for loop in loops
+        if loop.walks and not loop.outputs
+        for tensor in program.outputs
+    )
+
+
+def _trimmed_beside(loops: tuple[Loop, ...]) -> tuple[str, str] | None:
+    """A dimension of a direct walk, and one of a walk of another loop, inside or outside."""
+    for i, loop in enumerate(loops):
+        direct = next((walk.dim for walk in loop.walks if walk.direct), None)
+        for j, other in enumerate(loops):
+            if direct and i != j and other.walks:
+                return direct, other.walks[0].dim
+    return None
+
+
+def _skipped(dims: tuple[str, str]) -> Refusal:
+    direct, other = dims
+    return Refusal(
+        "direct-skips-tiles",
+        lambda: (
+            f"of some tiles that come along {direct} directly a rank reads nothing: it would skip "
+            f"a walk along {other} that others take part in",
+            f"leave `direct` out, gather over {other}, or use `order S: zigzag`",
+        ),
+    )
+
+
+def _not_cuttable(fault: NotCuttable) -> Refusal:
+    words = str(fault)
+    return Refusal("mask-not-cuttable", lambda: (words, "use another order, or kernel"))
+
+
+def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool, bool] | Refusal:
+    """Of all ranks: most blocks of a tile; whether every first tile is one block, of all cells of
+    the results; and whether the mask leaves nothing of some tile."""
     places = tuple(_places(program, loops, axis) for axis in program.mask_axes)
     tiles = program.tiles and (program.tiles, program.parallel)
     key = "fragments", program.kernel, program.order, tiles, places
@@ -269,22 +377,21 @@ def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool] | 
         try:
             found = _cut(program, *places)
         except NotCuttable as fault:
-            words = str(fault)
-            found = Refusal("mask-not-cuttable", lambda: (words, "use another order, or kernel"))
+            found = _not_cuttable(fault)
         program.shared[key] = found
     return found
 
 
 def _cut(
     program: Program, rows: tuple[str, ...], columns: tuple[str, ...]
-) -> tuple[int, bool] | Refusal:
-    worst, alike, domain = 0, True, atoms_of(program).domain
+) -> tuple[int, bool, bool]:
+    worst, alike, blank, domain = 0, True, False, atoms_of(program).domain
     for mine, theirs, first in _tiles(program, rows, columns):
         blocks = visible(domain, program.kernel, mine, theirs)
-        worst = max(worst, len(blocks))
+        worst, blank = max(worst, len(blocks)), blank or not blocks
         if first and not (len(blocks) == 1 and _covers(program, blocks[0], mine, theirs)):
             alike = False
-    return (worst, alike) if worst <= MOST_BLOCKS else _fragmented(worst)
+    return worst, alike, blank
 
 
 def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:

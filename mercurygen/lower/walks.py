@@ -12,7 +12,7 @@ from itertools import product
 from mercurygen.ir.atoms import Region
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Unpack
-from mercurygen.lower.plan import Gather, Loop, Plan, Walk, walk_levels
+from mercurygen.lower.plan import Gather, Loop, Plan, Stages, Walk, walk_levels
 from mercurygen.lower.recorder import Limits, Recorder, Tiles, Works
 from mercurygen.lower.visible import read_run
 
@@ -49,25 +49,34 @@ class Walks(Recorder):
             depth: stages that the tile has been through.
             reader: coordinate of the rank.
         """
-        stages = [*self.before(loop, tensor), *loop.stages[:depth]]
-        whole = {stage.dim for stage in stages if isinstance(stage, Gather)}
+        stages, first = self.brought(loop, tensor)
+        done = stages[: first + depth]
+        whole = {s.dim for s in done if isinstance(s, Gather)}
         split: dict[str, list[str]] = {}
         for dim in self.mesh.names:
             axis = self.program.stored(tensor, dim)
             if axis is not None and dim not in whole:
                 split.setdefault(axis, []).append(dim)
-        region = self.atoms.region(tensor, {**reader, **self.owner, **owner}, split)
-        region = self.of_part(tensor, region)
-        for index, stage in enumerate(loop.stages[:depth]):
-            if isinstance(stage, Walk) and stage.direct and owner[stage.dim] != reader[stage.dim]:
-                inner = [s.dim for s in loop.stages[index + 1 :] if isinstance(s, Walk)]
+        walked = {s.dim for s in done if isinstance(s, Walk)}  # elsewhere it is the rank's own
+        outer = {dim: i for dim, i in self.owner.items() if dim in walked}
+        place = {**reader, **outer, **owner}
+        region = self.of_part(tensor, self.atoms.region(tensor, place, split))
+        for index, stage in enumerate(done):
+            if isinstance(stage, Walk) and stage.direct and place[stage.dim] != reader[stage.dim]:
+                inner = [s.dim for s in stages[index + 1 :] if isinstance(s, Walk)]
                 region = self.read_of(loop.axis, tensor, region, reader, inner)
         return region
 
-    def before(self, loop: Loop, tensor: Tensor) -> tuple[Gather | Walk, ...]:
-        """The stages of a tensor in the loops around one."""
-        outer = self.plan.nest.loops[: self.plan.nest.loops.index(loop)]
-        return tuple(s for each in outer if tensor.name in each.tensors for s in each.stages)
+    def brought(self, loop: Loop, tensor: Tensor) -> tuple[Stages, int]:
+        """All stages of a tensor, outermost first, and where those of a loop begin."""
+        stages: Stages = ()
+        first = 0
+        for each in self.plan.nest.loops:
+            if each is loop:
+                first = len(stages)
+            if each is loop or tensor.name in each.tensors:
+                stages = (*stages, *each.stages)
+        return stages, first
 
     def of_part(self, tensor: Tensor, region: Region) -> Region:
         """The part of the tile loops that is going on, of a region that ranks work on."""
@@ -113,12 +122,15 @@ class Walks(Recorder):
             return self.nested(loop, tiles)
         walk, gathers = levels[0]
         depth = len(loop.leading)
-        return self.gathered(loop, depth + 1, self.ring(loop, depth, tiles, None, {}), gathers)
+        ring = self.ring(loop, depth, tiles, None, {})
+        return self.gathered(loop, depth + 1, ring, gathers, {})
 
-    def gathered(self, loop: Loop, depth: int, walk: Coming, gathers: tuple[Gather, ...]) -> Coming:
+    def gathered(
+        self, loop: Loop, depth: int, walk: Coming, gathers: tuple[Gather, ...], outer: Owners
+    ) -> Coming:
         """A walk with every tile gathered over some dimensions."""
         for index, stage in enumerate(gathers):
-            walk = self.gather_ahead(loop, depth + index, walk, stage)
+            walk = self.gather_ahead(loop, depth + index, walk, stage, outer)
         return walk
 
     def nested(self, loop: Loop, tiles: Tiles) -> Coming:
@@ -145,7 +157,7 @@ class Walks(Recorder):
         gathers = walk_levels(loop.walking)[index][1]
         ring = self.ring(loop, depth, tiles, spares[index], owner)
         deeper = depth + 1 + len(gathers)
-        for part, tile in self.gathered(loop, depth + 1, ring, gathers):
+        for part, tile in self.gathered(loop, depth + 1, ring, gathers, owner):
             held[index] = tile
             if index + 1 == len(spares):
                 yield {**owner, **part}, tile
@@ -365,17 +377,21 @@ class Walks(Recorder):
         works = self.start_gather(loop, tiles, parts, stage)
         return self.finish_gather(loop, depth, tiles, parts, works, stage)
 
-    def gather_ahead(self, loop: Loop, depth: int, walk: Coming, stage: Gather) -> Coming:
+    def gather_ahead(
+        self, loop: Loop, depth: int, walk: Coming, stage: Gather, outer: Owners
+    ) -> Coming:
         """Gather every tile of a walk; the next one's gather runs while one is used."""
         owner, tiles = next(walk)
         parts = self.parts(tiles, stage)
         works = self.start_gather(loop, tiles, parts, stage)
-        gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, owner)
+        whose = {**outer, **owner}
+        gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, whose)
         for following, tiles in walk:  # noqa: B020 - as in the module: the name is bound anew
             works = self.start_gather(loop, tiles, parts, stage)
             yield owner, gathered
             owner = following
-            gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, owner)
+            whose = {**outer, **owner}
+            gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, whose)
         yield owner, gathered
 
     def parts(self, tiles: Tiles, stage: Gather) -> Tiles:

@@ -211,7 +211,8 @@ def _interleaved(program: Program) -> Iterator[Fault]:
     for index, stage in enumerate(stages):
         walks = [s for s in stages[:index] if s.kind == "walk"]
         mine = [s for s in stages[:index] if s.tensors == stage.tensors]
-        if mine and walks and walks[-1].tensors != stage.tensors and walks[-1].dim != stage.dim:
+        after = any(s.kind == "walk" for s in mine) and walks[-1].tensors != stage.tensors
+        if after and walks[-1].dim != stage.dim:
             explain = (
                 f"{', '.join(stage.tensors)} go on along {stage.dim} inside the walk of "
                 f"{', '.join(walks[-1].tensors)}",
@@ -284,6 +285,7 @@ def _outputs(program: Program) -> Iterator[Fault]:
                     "leave the option out",
                 )
                 yield _pair(Refusal("options-clash", lambda e=explain: e), stage, with_it)
+            yield from _trimmed_home(program, with_it, walks)
         if all(s.dim != stage.dim for s in walks):
             for other in (s for s in walks if s.axis == stage.axis):
                 explain = (
@@ -304,6 +306,18 @@ def _outputs(program: Program) -> Iterator[Fault]:
                 yield _pair(Refusal("shifts-disagree", lambda e=explain: e), stage, other)
 
 
+def _trimmed_home(program: Program, walk: Stage, walks: list[Stage]) -> Iterator[Fault]:
+    """Results that follow a trimmed walk, with another walk around it or inside."""
+    other = next((s for s in walks if s.dim != walk.dim), None)
+    if "direct" in walk.options and program.mask != "full" and other is not None:
+        explain = (
+            f"{', '.join(walk.tensors)} come along {walk.dim} directly, each rank what it reads, "
+            f"and results follow, while {', '.join(other.tensors)} come along {other.dim}",
+            f"leave `direct` out along {walk.dim}",
+        )
+        yield _pair(Refusal("home-of-trimmed", lambda: explain), walk, other)
+
+
 # --- tile loops -----------------------------------------------------------------------------------
 
 
@@ -314,6 +328,7 @@ def _loops(program: Program) -> Iterator[Fault]:
         for axis in loop.axes:
             yield from _tiled_stages(program, axis, loop)
             carried = [t for t in program.outputs if t.carries(axis)]
+            yield from _partly_complete(program, axis, carried)
             if carried and inner:
                 explain = (
                     f"{', '.join(t.name for t in carried)} would be complete only after the loop "
@@ -327,6 +342,17 @@ def _loops(program: Program) -> Iterator[Fault]:
                     ("tile", inner[-1]),
                 )
         inner += [axis for axis in loop.axes if not all(t.carries(axis) for t in program.outputs)]
+
+
+def _partly_complete(program: Program, axis: str, carried: list[Tensor]) -> Iterator[Fault]:
+    """An axis of some outputs only: these are complete after each part, the others at the end."""
+    others = [t.name for t in program.outputs if t not in carried]
+    if carried and others:
+        explain = (
+            f"after a part of {axis} {carried[0].name} is complete, but {', '.join(others)} not",
+            "tile an axis that all outputs carry, or none",
+        )
+        yield Fault(Refusal("tile-of-some", lambda: explain), "tile", axis)
 
 
 def _tiled_stages(program: Program, axis: str, loop) -> Iterator[Fault]:
