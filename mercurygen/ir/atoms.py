@@ -27,6 +27,8 @@ class Atoms:
         self.program, self.mesh = program, program.mesh
         self._regions: dict[tuple, Region] = {}
         self._elements: dict[tuple, int] = {}
+        self._owned: dict[tuple, tuple[int, ...]] = {}
+        self._iterations: dict[tuple, tuple[int, ...]] = {}
 
     @cached_property
     def count(self) -> dict[str, int]:
@@ -106,16 +108,25 @@ class Atoms:
             axis: the axis.
             held: per dimension of the order the coordinates; one left out is held whole.
         """
-        chunks = order.owned(self.mesh, held)
-        size = self.count[axis] // order.chunks(self.mesh)
-        if size == 1:
-            return chunks
-        return tuple(chunk * size + i for chunk in chunks for i in range(size))
+        key = order, axis, tuple((name, tuple(held[name])) for name in order.dims if name in held)
+        found = self._owned.get(key)
+        if found is None:
+            found = order.owned(self.mesh, held)
+            size = self.count[axis] // order.chunks(self.mesh)
+            if size > 1:
+                found = tuple(chunk * size + i for chunk in found for i in range(size))
+            self._owned[key] = found
+        return found
 
     def iterations(self, axis: str, here: Coordinate) -> tuple[int, ...]:
         """The atoms of an axis that a rank works on, over all its steps."""
-        held = {dim: (here[dim],) for dim in self.program.parallel_dims(axis)}
-        return self.owned(self.order(None, axis), axis, held)
+        dims = self.program.parallel_dims(axis)
+        key = axis, tuple(here[dim] for dim in dims)
+        found = self._iterations.get(key)
+        if found is None:
+            held = {dim: (here[dim],) for dim in dims}
+            found = self._iterations[key] = self.owned(self.order(None, axis), axis, held)
+        return found
 
     def region(
         self, tensor: Tensor, here: Coordinate, split: Mapping[str, Iterable[str]]

@@ -44,8 +44,30 @@ def _misaligned(plan: Plan) -> Refusal | None:
     """
     cuts = any(isinstance(step, Spread) and not step.gathers for step in plan.before)
     moving = any(loop.outputs for loop in plan.nest.loops)
-    if not (cuts or plan.tiles or moving or _come_by(plan.program, plan.nest.loops) or _cut_by_walks(plan)):
+    come_by = _come_by(plan.program, plan.nest.loops)
+    if not (cuts or plan.tiles or moving or come_by or _cut_by_walks(plan)):
         return None
+    program = plan.program
+    trims = program.order is not None and program.order.kind != "zigzag"
+    alike = tuple(_at_rank_0(loop, trims) for loop in plan.nest.loops)
+    key = "aligned", program.kernel, program.layout, alike, plan.nest.begin, plan.nest.reduces
+    if key not in program.shared:
+        program.shared[key] = _fault_of_rank_0(plan)
+    return program.shared[key]
+
+
+def _at_rank_0(loop: Loop, trims: bool) -> tuple:
+    """What of a loop tells which tiles come together on rank 0, in whatever order.
+
+    Under zigzag rank 0 has the last tokens, which read every tile whole, direct or not.
+    """
+    stages = tuple(
+        (s.dim, s.skew, s.direct and trims) if isinstance(s, Walk) else s for s in loop.stages
+    )
+    return loop.tensors, loop.axis, stages, loop.outputs, loop.partner
+
+
+def _fault_of_rank_0(plan: Plan) -> Refusal | None:
     try:
         trace(plan, 0)
     except NotCuttable as fault:
