@@ -15,7 +15,7 @@ from mercurygen.cost.kernels import Kernels
 from mercurygen.cost.links import Network
 from mercurygen.cost.nested import Part
 from mercurygen.cost.report import Cost, Times
-from mercurygen.cost.rings import NoForm, class_of
+from mercurygen.cost.rings import NoForm, classes_of
 from mercurygen.cost.simulate import simulate
 from mercurygen.cost.steps import telling, walked
 from mercurygen.cost.tally import Tally
@@ -48,15 +48,11 @@ def closed_form(plan: Plan, network: Network, operator: Operator | None = None) 
     kernels = Kernels(plan, network.topology.gpu, operator)
     mesh = plan.program.mesh
     dims = telling(plan.program, walked(plan))
-    sizes = [mesh.extent(dim) for dim in dims]
-    classes = 1
-    for size in sizes:
-        classes *= size
+    index, classes = classes_of(plan.program, dims)
     tally = Tally(network, mesh, kernels, classes)
     nest = Homeward(plan, tally, kernels, dims)
     tiles = _before(plan, tally)
     _after(plan, tally, nest.whole(tiles))
-    index = [class_of(dims, sizes, mesh.coordinate(rank)) for rank in range(mesh.size)]
     links, along = tally.traffic(index)
     busiest, imbalance = nest.busiest()
     compute, copies, launch = (a + b for a, b in zip(tally.copied, busiest, strict=True))

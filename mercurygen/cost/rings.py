@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from mercurygen.cost.kernels import Kernels
-from mercurygen.cost.steps import Lengths, Place, lengths_of, trimmed, walked
+from mercurygen.cost.steps import Lengths, lengths_of, trimmed, walked
 from mercurygen.cost.tally import NEVER, Tally
+from mercurygen.ir.program import Program
 from mercurygen.lower.plan import Gather, Plan, Walk, walk_levels
 
 Step = Callable[[int], None]
@@ -86,6 +87,8 @@ class Rings:
         self.times = [0] * len(self.walks)
         self.old = [0] * len(self.walks)
         self.pending = 0
+        loops = range(len(self.loops))
+        self.trimmed = [trimmed(self.program, self.loops, number) for number in loops]
         self.offsets: list[int] = []
         count = 0
         for loop in self.loops:
@@ -175,7 +178,7 @@ class Rings:
     def ring(self, number: int, index: int, walk: Walk, sizes: list[int], on: Step) -> None:
         """One walk, relayed or direct."""
         loop = self.loops[number]
-        if trimmed(self.program, self.loops, number):
+        if self.trimmed[number]:
             self.trimmed_ring(number, index, walk, sum(sizes), on)
             return
         tally, dim, nbytes, size = self.tally, walk.dim, sum(sizes), self.mesh.extent(walk.dim)
@@ -324,7 +327,7 @@ class Rings:
     def empty(self, number: int) -> list[bool] | None:
         """Which classes read nothing of the tile that is here; None if all read some."""
         loop = self.loops[number]
-        if not loop.tensors or not trimmed(self.program, self.loops, number):
+        if not self.trimmed[number]:
             return None
         found, around = self.lengths(number)
         at = self.offsets[number]
@@ -333,9 +336,16 @@ class Rings:
         return [n == 0 for n in lengths] if 0 in lengths else None
 
 
-def class_of(dims: tuple[str, ...], sizes: list[int], place: Place) -> int:
-    """The class of a rank."""
-    number = 0
-    for dim, size in zip(dims, sizes, strict=True):
-        number = number * size + place[dim]
-    return number
+def classes_of(program: Program, dims: tuple[str, ...]) -> tuple[list[int], int]:
+    """The class of every rank, and how many classes there are."""
+    key = "classes", dims
+    found = program.shared.get(key)
+    if found is None:
+        mesh, numbers = program.mesh, []
+        for rank in range(mesh.size):
+            place, number = mesh.coordinate(rank), 0
+            for dim in dims:
+                number = number * mesh.extent(dim) + place[dim]
+            numbers.append(number)
+        found = program.shared[key] = numbers, prod(mesh.extent(dim) for dim in dims)
+    return found

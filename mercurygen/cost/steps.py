@@ -92,44 +92,70 @@ def steps_of(program: Program, walks: tuple[Walked, ...], dims: tuple[str, ...])
 
 
 def _steps(program: Program, walks: tuple[Walked, ...], dims: tuple[str, ...]) -> Steps:
-    atoms, classes = atoms_of(program), places(program, dims)
-    domain, size = atoms.domain, atoms.domain.size
-    held = []  # per axis of the mask: dimensions that its tiles are one rank's of, and their walks
-    for axis in program.mask_axes:
-        walking = {walk.dim: i for i, walk in enumerate(walks) if walk.axis == axis}
-        named = program.mesh.in_order({*walking, *program.parallel_dims(axis)})
-        held.append([(dim, walking.get(dim)) for dim in named])
-    owned: list[dict[tuple, tuple[int, ...]]] = [{}, {}]
-    cut: dict[tuple, int] = {}
+    domain, classes = atoms_of(program).domain, places(program, dims)
+    rows, columns = (_Tiles(program, axis, walks, classes) for axis in program.mask_axes)
+    cut: dict[tuple[int, int], int] = {}
     kinds: dict[tuple[Call, ...], int] = {}
     table = []
     for times in product(*(range(walk.size) for walk in walks)):
-        row = []
-        for place in classes:
-            at = tuple(
-                tuple(place[d] if i is None else _owner(walks[i], place, times[i]) for d, i in one)
-                for one in held
-            )
-            kind = cut.get(at)
+        line = []
+        for pair in zip(rows.at(times), columns.at(times), strict=True):
+            kind = cut.get(pair)
             if kind is None:
-                lists = []
-                for index, axis in enumerate(program.mask_axes):
-                    if at[index] not in owned[index]:
-                        where = {d: (i,) for (d, _), i in zip(held[index], at[index], strict=True)}
-                        owned[index][at[index]] = atoms.owned(program.order, axis, where)
-                    lists.append(owned[index][at[index]])
-                blocks = visible(domain, program.kernel, *lists)
+                lists = rows.lists[pair[0]], columns.lists[pair[1]]
                 calls = tuple(
-                    (*tokens_of(block, size), block.causal, int(block.below)) for block in blocks
+                    (*tokens_of(block, domain.size), block.causal, int(block.below))
+                    for block in visible(domain, program.kernel, *lists)
                 )
-                kind = cut[at] = kinds.setdefault(calls, len(kinds))
-            row.append(kind)
-        table.append(tuple(row))
+                kind = cut[pair] = kinds.setdefault(calls, len(kinds))
+            line.append(kind)
+        table.append(tuple(line))
     sums: Counter[tuple] = Counter()
     for column in zip(*table, strict=True):
         sums[column[0], tuple(sorted(Counter(column[1:]).items()))] += 1
     present = tuple(tuple(sorted(set(row))) for row in table)
     return Steps(tuple(kinds), tuple(table), present, tuple((*k, n) for k, n in sums.items()))
+
+
+class _Tiles:
+    """Which atoms of an axis of the mask every class works on, step by step.
+
+    Attributes:
+        lists: the different ones.
+    """
+
+    def __init__(
+        self, program: Program, axis: str, walks: tuple[Walked, ...], classes: list[Place]
+    ) -> None:
+        self.program, self.axis, self.walks, self.classes = program, axis, walks, classes
+        self.mine = [i for i, walk in enumerate(walks) if walk.axis == axis]
+        walking = {walks[i].dim: i for i in self.mine}
+        named = program.mesh.in_order({*walking, *program.parallel_dims(axis)})
+        self.held = [(dim, walking.get(dim)) for dim in named]
+        self.lists: list[tuple[int, ...]] = []
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._found: dict[tuple[int, ...], list[int]] = {}
+
+    def at(self, times: tuple[int, ...]) -> list[int]:
+        """Per class an index of `lists`, at a step of the walks."""
+        key = tuple(times[i] for i in self.mine)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = [self._number(place, times) for place in self.classes]
+        return found
+
+    def _number(self, place: Place, times: tuple[int, ...]) -> int:
+        at = tuple(
+            place[dim] if i is None else _owner(self.walks[i], place, times[i])
+            for dim, i in self.held
+        )
+        number = self._numbers.get(at)
+        if number is None:
+            number = self._numbers[at] = len(self.lists)
+            held = {dim: (i,) for (dim, _), i in zip(self.held, at, strict=True)}
+            atoms = atoms_of(self.program)
+            self.lists.append(atoms.owned(self.program.order, self.axis, held))
+        return number
 
 
 def _owner(walk: Walked, place: Place, step: int) -> int:
@@ -193,7 +219,7 @@ class Lengths:
         rows, columns = program.mask_axes
         self.by_rows, self.other = self.axis == rows, columns if self.axis == rows else rows
         self._found: dict[tuple, list[int]] = {}
-        self._owned: dict[tuple, tuple[int, ...]] = {}
+        self._lengths: dict[tuple, int] = {}
         self._others: dict[tuple, tuple[int, ...]] = {}
 
     def at(self, around: tuple[int, ...], times: tuple[int, ...], depth: int) -> list[int]:
@@ -217,16 +243,22 @@ class Lengths:
             here[walk.dim] = (place[walk.dim] + back * step) % size
         whole = {stage.dim for stage in stages if isinstance(stage, Gather)}
         held = tuple((dim, here.get(dim, 0)) for dim in self.split if dim not in whole)
-        region = self._owned.get(held)
-        if region is None:
+        direct = tuple(
+            index
+            for index, stage in enumerate(stages)
+            if isinstance(stage, Walk) and stage.direct and here[stage.dim] != place[stage.dim]
+        )
+        reader = tuple(place[dim] for dim in self.program.parallel_dims(self.other))
+        key = held, direct, reader if direct else ()
+        found = self._lengths.get(key)
+        if found is None:
             where = {dim: (i,) for dim, i in held}
             region = self.atoms.owned(self.program.order, self.axis, where)
-            self._owned[held] = region
-        for index, stage in enumerate(stages):
-            if isinstance(stage, Walk) and stage.direct and here[stage.dim] != place[stage.dim]:
+            for index in direct:
                 inner = [s.dim for s in self.stages[index + 1 :] if isinstance(s, Walk)]
                 region = self._read(region, place, inner)
-        return len(region)
+            found = self._lengths[key] = len(region)
+        return found
 
     def _read(self, region: tuple[int, ...], place: Place, inner: list[str]) -> tuple[int, ...]:
         """The run of it that a rank reads, or those that differ from it along inner walks."""

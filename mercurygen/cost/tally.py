@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import add, sub
 
 from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added
 from mercurygen.cost.links import Network
@@ -65,18 +66,18 @@ class Tally:
         vary = self.vary
         if vary is None:
             vary = [0] * self.classes
-        self.vary = [a + b for a, b in zip(vary, sizes, strict=True)]
+        self.vary = list(map(add, vary, sizes))
         if look:
             self.top()
 
     def down_each(self, sizes: Sequence[int]) -> None:
         """It is gone."""
-        self.vary = [a - b for a, b in zip(self.vary, sizes, strict=True)]
+        self.vary = list(map(sub, self.vary, sizes))
 
     def top_each(self, more: Sequence[int]) -> None:
         """Look, with some more bytes for a moment on every class."""
         vary = self.vary
-        most = max(more) if vary is None else max(map(int.__add__, vary, more))
+        most = max(more) if vary is None else max(map(add, vary, more))
         if self.alive + most > self.peak:
             self.peak = self.alive + most
 
@@ -149,19 +150,16 @@ class Tally:
         levels: dict[int, list[int]] = {}
         dims: dict[str, list[int]] = {}
         for (kind, dim, distance), nbytes in self.sent.items():
-            spread = network.spread(kind, self.mesh, dim, distance)
-            for level, shares in spread:
+            for level, shares in network.spread(kind, self.mesh, dim, distance):
                 more = [nbytes * share for share in shares]
-                for key, totals in ((level, levels), (dim, dims)):
-                    old = totals.get(key)
-                    totals[key] = more if old is None else list(map(int.__add__, old, more))
+                _add(levels, level, more)
+                _add(dims, dim, more)
         for (dim, distance), each in self.sent_each.items():
             whole = [each[index] * size * size for index in class_of]
             for level, shares in network.spread("shift", self.mesh, dim, distance):
                 more = [n if share else 0 for n, share in zip(whole, shares, strict=True)]
-                for key, totals in ((level, levels), (dim, dims)):
-                    old = totals.get(key)
-                    totals[key] = more if old is None else list(map(int.__add__, old, more))
+                _add(levels, level, more)
+                _add(dims, dim, more)
         return (
             tuple(
                 _traffic(name, levels.get(index), size, network.ports(index))
@@ -169,6 +167,11 @@ class Tally:
             ),
             tuple(_traffic(name, dims.get(name), size, None) for name in self.mesh.names),
         )
+
+
+def _add(totals: dict, key: object, more: list[int]) -> None:
+    old = totals.get(key)
+    totals[key] = more if old is None else list(map(add, old, more))
 
 
 def _traffic(name: str, sent: list[int] | None, size: int, ports: list | None) -> Traffic:
