@@ -133,7 +133,7 @@ class Kernels:
                 raise InternalError(f"{event} is no copy")
 
     def merge(self, sizes: Sequence[int]) -> Spent:
-        """Partial results of these sizes into others: a sum of each, or a softmax of out and lse."""
+        """Partial results of these sizes into others: sums, or a softmax of out and lse."""
         softmax = len(sizes) == 2 and any(c.kind == "softmax" for c in self.program.combines)
         if softmax:
             return self.copies(_lerp(*sizes))
@@ -194,7 +194,8 @@ class Kernels:
         if fused and causal:
             flops /= 2
         shares = [
-            prod(given[axis] for axis in tensor.axes) * self.plan.itemsize(self.plan.partial(tensor))
+            prod(given[axis] for axis in tensor.axes)
+            * self.plan.itemsize(self.plan.partial(tensor))
             for tensor in self.program.outputs
         ]
         read = (

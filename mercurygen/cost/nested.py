@@ -351,4 +351,3 @@ class Nested(Rings):
             self.call(True)
             return found
         return self.share()
-

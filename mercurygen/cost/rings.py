@@ -8,7 +8,7 @@ one is bound: `old` of its walk, or, of what the body is called with, `pending`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 
 from mercurygen.cost.kernels import Kernels
@@ -177,7 +177,6 @@ class Rings:
 
     def ring(self, number: int, index: int, walk: Walk, sizes: list[int], on: Step) -> None:
         """One walk, relayed or direct."""
-        loop = self.loops[number]
         if self.trimmed[number]:
             self.trimmed_ring(number, index, walk, sum(sizes), on)
             return
@@ -233,79 +232,22 @@ class Rings:
 
     def trimmed_ring(self, number: int, index: int, walk: Walk, nbytes: int, on: Step) -> None:
         """A walk of a loop of which every rank gets what it reads of a tile."""
-        tally, loop, size = self.tally, self.loops[number], self.mesh.extent(walk.dim)
-        found, around = self.lengths(number)
-        at, depth = self.offsets[number], loop.stages.index(walk)
-        prefix = tuple(self.times[at : at + index])
-        if any(isinstance(stage, Gather) for stage in loop.stages[depth:]):
-            raise NoForm("gathered inside what is trimmed")
-        own = found.at(around, prefix, depth)
-        full = self.full(found, depth)
-        unit = nbytes // full
-        flights: deque[tuple[float, Sequence[int] | None]] = deque()
-        flying: list[Sequence[int]] = []  # copies that are sent, alive
-        started, works = 0, None
-        off = self.off()
-
-        def launch(step: int) -> tuple[float, Sequence[int] | None]:
-            arriving = found.at(around, (*prefix, step), depth + 1)
-            away = self.distance(walk, step)
-            copies = None
-            if walk.direct:
-                sends = self.seen_from(arriving, walk.dim, away)
-                copies = [
-                    unit * n if n and (n != mine or mine != full) else 0
-                    for n, mine in zip(sends, own, strict=True)
-                ]
-            else:
-                sends = found.at(around, (*prefix, step - 1), depth + 1)
-            if off is not None:
-                sends = [0 if gone else n for n, gone in zip(sends, off, strict=True)]
-                arriving = [0 if gone else n for n, gone in zip(arriving, off, strict=True)]
-            if copies is not None and any(copies):
-                tally.up_each(copies)
-                flying.append(copies)
-            else:
-                copies = None
-            out = [unit * n for n in sends]
-            into = [unit * n for n in arriving]
-            self.passes(out)
-            return tally.start_each(walk.dim, out, into, away), copies
-
-        def drop(copies: Sequence[int] | None) -> None:
-            if copies is not None and not any(c is copies for _, c in flights) and (
-                works is not copies
-            ):
-                tally.down_each(copies)
-
+        tally, size = self.tally, self.mesh.extent(walk.dim)
+        ring = _Trimmed(self, number, index, walk, nbytes)
+        started = 0
         for step in range(size):
             while started < min(step + walk.ahead, size - 1):
                 started += 1
-                if flights and not walk.direct:
-                    tally.wait(flights[-1][0])
-                before, flight = works, launch(started)
-                flights.append(flight)
-                works = flight[1]
-                drop(before)
+                if ring.flights and not walk.direct:
+                    tally.wait(ring.flights[-1][0])
+                ring.launch(started)
             on(step)
             if step < size - 1:
                 if not walk.ahead:
                     started += 1
-                    before, flight = works, launch(step + 1)
-                    flights.append(flight)
-                    works = flight[1]
-                    drop(before)
-                end, copies = flights.popleft()
-                tally.wait(end)
-                drop(copies)
-        before, works = works, None
-        drop(before)
-
-    def passes(self, sizes: list[int]) -> None:
-        """The copies of what is sent take their time."""
-        most = max(sizes)
-        if most:
-            self.tally.copy(2 * most)
+                    ring.launch(step + 1)
+                ring.land()
+        ring.end()
 
     def full(self, found: Lengths, depth: int) -> int:
         """Atoms of a whole tile."""
@@ -334,6 +276,76 @@ class Rings:
         times = tuple(self.times[at : at + len(loop.walks)])
         lengths = found.at(around, times, len(loop.stages))
         return [n == 0 for n in lengths] if 0 in lengths else None
+
+
+class _Trimmed:
+    """One walk of which every class gets what it reads of a tile.
+
+    Attributes:
+        flights: transfers that are not over: when they are, and the copies that they send.
+    """
+
+    def __init__(self, rings: Rings, number: int, index: int, walk: Walk, nbytes: int) -> None:
+        self.rings, self.walk = rings, walk
+        loop, at = rings.loops[number], rings.offsets[number]
+        self.found, self.around = rings.lengths(number)
+        self.depth, self.prefix = loop.stages.index(walk), tuple(rings.times[at : at + index])
+        if any(isinstance(stage, Gather) for stage in loop.stages[self.depth :]):
+            raise NoForm("gathered inside what is trimmed")
+        self.own = self.found.at(self.around, self.prefix, self.depth)
+        self.full = rings.full(self.found, self.depth)
+        self.unit = nbytes // self.full
+        self.off = rings.off()
+        self.flights: deque[tuple[float, list[int] | None]] = deque()
+        self.works: list[int] | None = None  # copies that the last transfer's name holds on to
+
+    def launch(self, step: int) -> None:
+        """Start a step's transfer."""
+        unit, away = self.unit, self.rings.distance(self.walk, step)
+        arriving = self.found.at(self.around, (*self.prefix, step), self.depth + 1)
+        copies = None
+        if self.walk.direct:
+            sends = self.rings.seen_from(arriving, self.walk.dim, away)
+            copies = [  # what is all of a buffer is sent from there
+                unit * n if n and (n != mine or mine != self.full) else 0
+                for n, mine in zip(sends, self.own, strict=True)
+            ]
+        else:
+            sends = self.found.at(self.around, (*self.prefix, step - 1), self.depth + 1)
+        if copies is not None and any(copies):
+            self.rings.tally.up_each(copies)
+        else:
+            copies = None
+        out, into = [unit * n for n in sends], [unit * n for n in arriving]
+        if self.off is not None:
+            out, into = (
+                [0 if gone else n for n, gone in zip(sizes, self.off, strict=True)]
+                for sizes in (out, into)
+            )
+        if copies is not None:
+            self.rings.tally.copy(2 * max(copies))
+        end = self.rings.tally.start_each(self.walk.dim, out, into, away)
+        self.flights.append((end, copies))
+        before, self.works = self.works, copies
+        self.drop(before)
+
+    def land(self) -> None:
+        """Wait for the first transfer that is not over."""
+        end, copies = self.flights.popleft()
+        self.rings.tally.wait(end)
+        self.drop(copies)
+
+    def end(self) -> None:
+        """No more tiles."""
+        before, self.works = self.works, None
+        self.drop(before)
+
+    def drop(self, copies: list[int] | None) -> None:
+        """Copies are gone once nothing refers to them."""
+        if copies is None or copies is self.works:
+            return
+        if all(each is not copies for _, each in self.flights):
+            self.rings.tally.down_each(copies)
 
 
 def classes_of(program: Program, dims: tuple[str, ...]) -> tuple[list[int], int]:

@@ -219,6 +219,9 @@ class Lengths:
         rows, columns = program.mask_axes
         self.by_rows, self.other = self.axis == rows, columns if self.axis == rows else rows
         self._found: dict[tuple, list[int]] = {}
+        others = program.parallel_dims(self.other)
+        self.readers = [tuple(place[dim] for dim in others) for place in self.classes]
+        self._places: dict[tuple[str, int], list[int]] = {}
         self._lengths: dict[tuple, int] = {}
         self._others: dict[tuple, tuple[int, ...]] = {}
 
@@ -231,34 +234,47 @@ class Lengths:
             depth: stages of the loop that the tile has been through.
         """
         key = around, times, depth
-        if key not in self._found:
-            self._found[key] = [self._length(place, *key) for place in self.classes]
-        return self._found[key]
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._at(*key)
+        return found
 
-    def _length(self, place: Place, around: tuple, times: tuple, depth: int) -> int:
-        stages, here = self.stages[: self.first + depth], dict(place)
+    def _at(self, around: tuple[int, ...], times: tuple[int, ...], depth: int) -> list[int]:
+        mesh, stages = self.program.mesh, self.stages[: self.first + depth]
+        away = {}  # how far from a rank the owner is
         walks = (*self.outer, *self.walks[: len(times)])
         for walk, step in zip(walks, (*around, *times), strict=True):
-            size, back = self.program.mesh.extent(walk.dim), 1 if walk.reverse else -1
-            here[walk.dim] = (place[walk.dim] + back * step) % size
+            away[walk.dim] = (step if walk.reverse else -step) % mesh.extent(walk.dim)
         whole = {stage.dim for stage in stages if isinstance(stage, Gather)}
-        held = tuple((dim, here.get(dim, 0)) for dim in self.split if dim not in whole)
+        split = tuple(dim for dim in self.split if dim not in whole)
         direct = tuple(
             index
             for index, stage in enumerate(stages)
-            if isinstance(stage, Walk) and stage.direct and here[stage.dim] != place[stage.dim]
+            if isinstance(stage, Walk) and stage.direct and away[stage.dim]
         )
-        reader = tuple(place[dim] for dim in self.program.parallel_dims(self.other))
-        key = held, direct, reader if direct else ()
-        found = self._lengths.get(key)
-        if found is None:
-            where = {dim: (i,) for dim, i in held}
-            region = self.atoms.owned(self.program.order, self.axis, where)
-            for index in direct:
-                inner = [s.dim for s in self.stages[index + 1 :] if isinstance(s, Walk)]
-                region = self._read(region, place, inner)
-            found = self._lengths[key] = len(region)
+        columns = [self._coordinates(dim, away.get(dim, 0)) for dim in split]
+        owners = list(zip(*columns, strict=True)) or [()] * len(self.classes)
+        readers = self.readers if direct else [()] * len(self.classes)
+        found = []
+        for number, key in enumerate(zip(owners, readers, strict=True)):
+            length = self._lengths.get((split, direct, *key))
+            if length is None:
+                where = {dim: (i,) for dim, i in zip(split, key[0], strict=True)}
+                region = self.atoms.owned(self.program.order, self.axis, where)
+                for index in direct:
+                    inner = [s.dim for s in self.stages[index + 1 :] if isinstance(s, Walk)]
+                    region = self._read(region, self.classes[number], inner)
+                length = self._lengths[split, direct, *key] = len(region)
+            found.append(length)
         return found
+
+    def _coordinates(self, dim: str, away: int) -> list[int]:
+        """Of every class the coordinate so far from it."""
+        key = dim, away
+        if key not in self._places:
+            size = self.program.mesh.extent(dim)
+            self._places[key] = [(place.get(dim, 0) + away) % size for place in self.classes]
+        return self._places[key]
 
     def _read(self, region: tuple[int, ...], place: Place, inner: list[str]) -> tuple[int, ...]:
         """The run of it that a rank reads, or those that differ from it along inner walks."""

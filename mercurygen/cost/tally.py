@@ -141,9 +141,7 @@ class Tally:
         """Batches and collectives of the rank that has most."""
         return self.operations + (max(self.batches) if self.batches else 0)
 
-    def traffic(
-        self, class_of: Sequence[int]
-    ) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:
+    def traffic(self, class_of: Sequence[int]) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:
         """Per level that the group spans, and per dimension; by the class of every rank."""
         network = self.network
         size = network.size

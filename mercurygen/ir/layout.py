@@ -51,7 +51,9 @@ class Order:
             mesh: the mesh.
             held: per dimension of the order, the coordinates; a dimension left out is held whole.
         """
-        return _owned(self, mesh, tuple((name, tuple(held[name])) for name in self.dims if name in held))
+        return _owned(
+            self, mesh, tuple((name, tuple(held[name])) for name in self.dims if name in held)
+        )
 
 
 @lru_cache(maxsize=65536)

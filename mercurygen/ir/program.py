@@ -278,7 +278,11 @@ class Program:
 
     @cached_property
     def _stored(self) -> dict[str, tuple[str | None, ...]]:
-        found, moves, split = {}, self.moves, tuple(zip(self.mesh.names, self.parallel, strict=True))
+        found, moves, split = (
+            {},
+            self.moves,
+            tuple(zip(self.mesh.names, self.parallel, strict=True)),
+        )
         for tensor in self.tensors:
             name, axes = tensor.name, tensor.axes
             along = []
