@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from mercurygen.cost.nested import Part, Parts, Sizes, lively, replaced
+from mercurygen.cost.nested import Nested, Part, Parts, Sizes, lively, replaced
 from mercurygen.cost.rings import NoForm
+from mercurygen.cost.tally import NEVER
 from mercurygen.lower.plan import Loop
 from mercurygen.lower.sizes import ATEN
 
-if TYPE_CHECKING:
-    from mercurygen.cost.homeward import Homeward
-
 Absent = list[bool] | None  # classes that have no results for a tile; None: all have some
+
+
+class Homes(Nested):
+    """A nest in which results for a tile go to its owner."""
+
+    def part(self, number: int, tiles: Sizes) -> tuple[Parts, Absent]:
+        """The results for the tile that is here, and which classes have none."""
+        tally = self.tally
+        absent = self.absent(number)
+        if absent is not None:
+            if all(absent):
+                return {}, absent
+            away = [NEVER if gone else 0 for gone in absent]
+            tally.up_each(away, look=False)
+        if number + 1 < len(self.loops):
+            found = self.scope(number + 1, tiles)
+        else:
+            found = self.once()
+        if absent is not None:
+            tally.down_each(away)
+            tally.down_each([lively(found) if gone else 0 for gone in absent])
+        return found, absent
+
+    def absent(self, number: int) -> Absent:
+        """Classes that read nothing of the tile."""
+        gone = self.empty(number)
+        alone = number + 1 == len(self.loops)  # then it is the call that is left out
+        return None if alone and self.loops[number].home == "relayed" else gone
+
+    def unread(self, number: int, step: int) -> Absent:
+        """Classes for whose tile the rank that sends results now has none."""
+        loop = self.loops[number]
+        walk = loop.walks[-1]
+        leading = sum(not each.walks for each in self.loops)
+        alone = self.steps is not None and len(self.loops) == 1 + leading
+        if not alone or not walk.direct:
+            return None
+        row = self.steps.table[self.step()]
+        none = [int(not self.steps.kinds[kind]) for kind in row]
+        size = self.mesh.extent(walk.dim)
+        away = size - step if walk.reverse else step
+        found = [bool(n) for n in self.seen_from(none, walk.dim, away)]
+        return found if any(found) else None
 
 
 class Going:
@@ -22,7 +61,7 @@ class Going:
         size: of the dimension.
     """
 
-    def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
+    def __init__(self, nest: Homes, number: int, tiles: Sizes) -> None:
         self.nest, self.number, self.tally = nest, number, nest.tally
         self.loop: Loop = nest.loops[number]
         self.walk = self.loop.walks[-1]
@@ -55,7 +94,7 @@ class Going:
 class SentHome(Going):
     """Straight to the owner, one step behind the tile; ours are what they merge into."""
 
-    def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
+    def __init__(self, nest: Homes, number: int, tiles: Sizes) -> None:
         super().__init__(nest, number, tiles)
         self.flight: tuple[float, Absent] | None = None
         self.works: list[tuple[int, Absent]] = []  # buffers that the last transfer holds on to
@@ -125,7 +164,7 @@ class SentCall(Going):
     """Straight to the owner, where the body is called once for a tile, on what the mask leaves of
     it: every class sends the rows that it has worked on."""
 
-    def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
+    def __init__(self, nest: Homes, number: int, tiles: Sizes) -> None:
         super().__init__(nest, number, tiles)
         self.flight: tuple[float, list[int]] | None = None
         self.works: list[list[int]] = []
@@ -193,7 +232,7 @@ class SentCall(Going):
 class Travelling(Going):
     """Sums that go around with the tiles, or, if no tile does, towards their owners."""
 
-    def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
+    def __init__(self, nest: Homes, number: int, tiles: Sizes) -> None:
         super().__init__(nest, number, tiles)
         self.staying: Parts = {}
         self.stays = 0  # bytes of the last results that were merged into what stays

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from mercurygen.cost.going import Absent, Going, SentCall, SentHome, Travelling
-from mercurygen.cost.nested import Nested, Part, Parts, Sizes, lively, replaced
-from mercurygen.cost.tally import NEVER
+from mercurygen.cost.going import Going, Homes, SentCall, SentHome, Travelling
+from mercurygen.cost.nested import Part, Parts, Sizes, replaced
 from mercurygen.lower.plan import Gather, Reduce
 
 
-class Homeward(Nested):
+class Homeward(Homes):
     """A nest whose loops may send results home."""
 
     def whole(self, tiles: Sizes) -> Parts:
@@ -49,45 +48,6 @@ class Homeward(Nested):
         found = going.end()
         tally.down(made)
         return found
-
-    def part(self, number: int, tiles: Sizes) -> tuple[Parts, Absent]:
-        """The results for the tile that is here, and which classes have none."""
-        tally = self.tally
-        absent = self.absent(number)
-        if absent is not None:
-            if all(absent):
-                return {}, absent
-            away = [NEVER if gone else 0 for gone in absent]
-            tally.up_each(away, look=False)
-        if number + 1 < len(self.loops):
-            found = self.scope(number + 1, tiles)
-        else:
-            found = self.once()
-        if absent is not None:
-            tally.down_each(away)
-            tally.down_each([lively(found) if gone else 0 for gone in absent])
-        return found, absent
-
-    def absent(self, number: int) -> Absent:
-        """Classes that read nothing of the tile."""
-        gone = self.empty(number)
-        alone = number + 1 == len(self.loops)  # then it is the call that is left out
-        return None if alone and self.loops[number].home == "relayed" else gone
-
-    def unread(self, number: int, step: int) -> Absent:
-        """Classes for whose tile the rank that sends results now has none."""
-        loop = self.loops[number]
-        walk = loop.walks[-1]
-        leading = sum(not each.walks for each in self.loops)
-        alone = self.steps is not None and len(self.loops) == 1 + leading
-        if not alone or not walk.direct:
-            return None
-        row = self.steps.table[self.step()]
-        none = [int(not self.steps.kinds[kind]) for kind in row]
-        size = self.mesh.extent(walk.dim)
-        away = size - step if walk.reverse else step
-        found = [bool(n) for n in self.seen_from(none, walk.dim, away)]
-        return found if any(found) else None
 
     # --- reductions ---------------------------------------------------------------------------
 

@@ -107,26 +107,37 @@ class Nested(Rings):
         for kind in kinds:
             total, most, share, region = NOTHING, 0, None, None
             for call in kind:
-                extents, causal = dict(self.local), False
-                if call is not None:
-                    rows, columns = self.program.mask_axes
-                    extents[rows], extents[columns], causal, less = call
-                numbers = tuple(extents[axis] for axis in self.axes)
-                total = added(total, self.kernels.call(numbers, causal, merge))
-                most = max(most, scratch_bytes(self.plan, extents, merge))
-                if not merge:
-                    share = share_bytes(self.plan, extents)
-                    if call is not None:
-                        extents |= {rows: extents[rows] + less, columns: extents[columns] + less}
-                    region = tuple(
-                        prod(extents[axis] for axis in t.axes) * self.partials[t.name]
-                        for t in self.outputs
-                    )
+                one, more, share, region = self._call(call, merge)
+                total, most = added(total, one), max(most, more)
             spent.append(total)
             scratch.append(most)
             shares.append(share)
             regions.append(region)
         return spent, [sum(one) for one in spent], scratch, shares, regions
+
+    def _call(self, call: Call | None, merge: bool) -> tuple:
+        """One call: what it spends, scratch bytes, and unmerged the bytes of its share."""
+        extents, causal, less = dict(self.local), False, 0
+        rows, columns = self.program.mask_axes or (None, None)
+        if call is not None:
+            extents[rows], extents[columns], causal, less = call
+        numbers = tuple(extents[axis] for axis in self.axes)
+        key = "call", id(self.tally.network), self.program.kernel, numbers, causal, less, merge
+        found = self.program.shared.get(key)
+        if found is None:
+            spent = self.kernels.call(numbers, causal, merge)
+            found = spent, scratch_bytes(self.plan, extents, merge), None, None
+            if not merge:
+                share = share_bytes(self.plan, extents)
+                if call is not None:
+                    extents |= {rows: extents[rows] + less, columns: extents[columns] + less}
+                region = tuple(
+                    prod(extents[axis] for axis in t.axes) * self.partials[t.name]
+                    for t in self.outputs
+                )
+                found = *found[:2], share, region
+            self.program.shared[key] = found
+        return found
 
     # --- calls --------------------------------------------------------------------------------
 

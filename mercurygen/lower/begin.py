@@ -7,7 +7,7 @@ from itertools import product
 from mercurygen.errors import Refusal
 from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.program import Program
-from mercurygen.lower.plan import Loop, Plan, Spread, Walk
+from mercurygen.lower.plan import Gather, Loop, Plan, Spread, Walk
 from mercurygen.lower.recorder import NotARun
 from mercurygen.lower.trace import trace
 from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, visible
@@ -190,6 +190,8 @@ def misaligned(plan: Plan) -> Refusal | None:
     come_by = _come_by(plan.program, plan.nest.loops)
     if not (cuts or plan.tiles or moving or come_by or _cut_by_walks(plan)):
         return None
+    if not (cuts or plan.tiles) and _in_step(plan):
+        return None
     program = plan.program
     trims = program.order is not None and program.order.kind != "zigzag"
     alike = tuple(_at_rank_0(loop, trims) for loop in plan.nest.loops)
@@ -197,6 +199,41 @@ def misaligned(plan: Plan) -> Refusal | None:
     if key not in program.shared:
         program.shared[key] = _fault_of_rank_0(plan)
     return program.shared[key]
+
+
+def _in_step(plan: Plan) -> bool:
+    """Whether all that carries an axis of the results has the same part of it at every step: what
+    is read is that of the owner whose results they are."""
+    program = plan.program
+    if any(loop.partner for loop in plan.nest.loops):
+        return False
+    gathered = {
+        (name, stage.dim)
+        for loop in plan.nest.loops
+        for stage in loop.stages
+        if isinstance(stage, Gather)
+        for name in loop.tensors
+    }
+    for axis in {axis for tensor in program.outputs for axis in tensor.axes}:
+        parts = set()
+        for tensor in program.read:
+            if axis in tensor.axes:
+                held = zip(program.mesh.names, program.storage(tensor), strict=True)
+                dims = (d for d, along in held if along == axis)
+                parts.add(frozenset(d for d in dims if (tensor.name, d) not in gathered))
+        split = program.parallel_dims(axis)
+        for tensor in program.outputs:
+            if axis in tensor.axes:
+                homes = (
+                    walk.dim
+                    for loop in plan.nest.loops
+                    if tensor.name in loop.outputs and loop.axis == axis
+                    for walk in loop.walks
+                )
+                parts.add(frozenset((*split, *homes)))
+        if len(parts) > 1:
+            return False
+    return True
 
 
 def _at_rank_0(loop: Loop, trims: bool) -> tuple:
