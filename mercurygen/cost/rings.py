@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import prod
 
 from mercurygen.cost.kernels import Kernels
-from mercurygen.cost.steps import Lengths, lengths_of, trimmed, walked
+from mercurygen.cost.steps import Lengths, brought, lengths_of, trimmed, walked
 from mercurygen.cost.tally import NEVER, Tally
 from mercurygen.ir.program import Program
 from mercurygen.lower.plan import Gather, Plan, Walk, walk_levels
@@ -177,7 +177,7 @@ class Rings:
 
     def ring(self, number: int, index: int, walk: Walk, sizes: list[int], on: Step) -> None:
         """One walk, relayed or direct."""
-        if self.trimmed[number]:
+        if self.trimmed[number] and self.cut(number, walk):
             self.trimmed_ring(number, index, walk, sum(sizes), on)
             return
         tally, dim, nbytes, size = self.tally, walk.dim, sum(sizes), self.mesh.extent(walk.dim)
@@ -196,6 +196,13 @@ class Rings:
                     started += 1
                     flights.append(self.shift(dim, nbytes, self.distance(walk, step + 1)))
                 tally.wait(flights.popleft())
+
+    def cut(self, number: int, walk: Walk) -> bool:
+        """Whether a walk, or one before it, is of what every rank reads only."""
+        loop = self.loops[number]
+        stages, first = brought(self.loops, number)
+        done = stages[: first + loop.stages.index(walk) + 1]
+        return any(isinstance(stage, Walk) and stage.direct for stage in done)
 
     def shift(self, dim: str, nbytes: int, distance: int) -> float:
         """Start one step; classes that are not there take no part."""

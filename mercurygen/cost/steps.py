@@ -222,7 +222,8 @@ class Lengths:
         others = program.parallel_dims(self.other)
         self.readers = [tuple(place[dim] for dim in others) for place in self.classes]
         self._places: dict[tuple[str, int], list[int]] = {}
-        self._lengths: dict[tuple, int] = {}
+        key = "read", program.order, self.axis, others
+        self._lengths: dict[tuple, int] = program.shared.setdefault(key, {})
         self._others: dict[tuple, tuple[int, ...]] = {}
 
     def at(self, around: tuple[int, ...], times: tuple[int, ...], depth: int) -> list[int]:
@@ -247,24 +248,24 @@ class Lengths:
             away[walk.dim] = (step if walk.reverse else -step) % mesh.extent(walk.dim)
         whole = {stage.dim for stage in stages if isinstance(stage, Gather)}
         split = tuple(dim for dim in self.split if dim not in whole)
-        direct = tuple(
-            index
+        inner = tuple(  # of each direct walk that this tile has come along, the walks inside
+            tuple(s.dim for s in self.stages[index + 1 :] if isinstance(s, Walk))
             for index, stage in enumerate(stages)
             if isinstance(stage, Walk) and stage.direct and away[stage.dim]
         )
         columns = [self._coordinates(dim, away.get(dim, 0)) for dim in split]
         owners = list(zip(*columns, strict=True)) or [()] * len(self.classes)
-        readers = self.readers if direct else [()] * len(self.classes)
+        readers = self.readers if inner else [()] * len(self.classes)
         found = []
-        for number, key in enumerate(zip(owners, readers, strict=True)):
-            length = self._lengths.get((split, direct, *key))
+        for number, (owner, reader) in enumerate(zip(owners, readers, strict=True)):
+            key = split, inner, owner, reader
+            length = self._lengths.get(key)
             if length is None:
-                where = {dim: (i,) for dim, i in zip(split, key[0], strict=True)}
+                where = {dim: (i,) for dim, i in zip(split, owner, strict=True)}
                 region = self.atoms.owned(self.program.order, self.axis, where)
-                for index in direct:
-                    inner = [s.dim for s in self.stages[index + 1 :] if isinstance(s, Walk)]
-                    region = self._read(region, self.classes[number], inner)
-                length = self._lengths[split, direct, *key] = len(region)
+                for dims in inner:
+                    region = self._read(region, self.classes[number], dims)
+                length = self._lengths[key] = len(region)
             found.append(length)
         return found
 
@@ -276,7 +277,9 @@ class Lengths:
             self._places[key] = [(place.get(dim, 0) + away) % size for place in self.classes]
         return self._places[key]
 
-    def _read(self, region: tuple[int, ...], place: Place, inner: list[str]) -> tuple[int, ...]:
+    def _read(
+        self, region: tuple[int, ...], place: Place, inner: tuple[str, ...]
+    ) -> tuple[int, ...]:
         """The run of it that a rank reads, or those that differ from it along inner walks."""
         mesh, split = self.program.mesh, self.program.parallel_dims(self.other)
         key = tuple((dim, None if dim in inner else place[dim]) for dim in split)

@@ -7,7 +7,7 @@ operator's own body masks by position: its tiles are only trimmed to what is liv
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
@@ -151,6 +151,10 @@ def read_run(
         atoms: of the tile.
         others: atoms of the other axis that the rank works on.
     """
+    if domain.mask == "causal" and not domain.striped and others:  # as `domain.live` says
+        start = bisect_left(atoms, min(others)) if by_rows else 0
+        stop = len(atoms) if by_rows else bisect_right(atoms, max(others))
+        return (start, stop) if start < stop else (0, 0)
     read = [
         i
         for i, atom in enumerate(atoms)
