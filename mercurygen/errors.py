@@ -92,10 +92,13 @@ class Refusal:
     Attributes:
         slug: counted by the search.
         explain: makes (message, help); called only when somebody reads it.
+        rival: the words by which to find an earlier line that it conflicts with, if one does:
+            a directive's own word, then what that line names.
     """
 
     slug: str
     explain: Callable[[], tuple[str, str | None]]
+    rival: tuple[str, ...] = ()
 
     def error(self, span: Span | None = None) -> UserError:
         """The refusal in words."""

@@ -14,7 +14,15 @@ from mercurygen.ir.problem import Problem, Sizes
 SEQUENCES = ("S_q", "S_kv")
 GROUPS = {  # what moves as one
     "attention": (("q",), ("k", "v"), ("out", "lse")),
-    "attention_backward": (("q",), ("k", "v"), ("lse",), ("do",), ("delta",), ("dq",), ("dk", "dv")),
+    "attention_backward": (
+        ("q",),
+        ("k", "v"),
+        ("lse",),
+        ("do",),
+        ("delta",),
+        ("dq",),
+        ("dk", "dv"),
+    ),
     "matmul": (("a",), ("b",), ("c",)),
 }
 PARALLEL = {  # how often an axis is split
@@ -112,7 +120,8 @@ class _Draw:
                 if self.parallel[dim] in self.tensors[group[0]] and self.rng.random() < 0.3:
                     axis = self.parallel[dim]
                 if axis is not None and (group, dim) not in self.whole:
-                    lines.append(f"pin {', '.join(group)}: {axis} over {dim}")
+                    names = ("out", "do") if group == ("do",) else group  # delta is made of both
+                    lines.append(f"pin {', '.join(names)}: {axis} over {dim}")
         return lines
 
     def loops(self) -> list[str]:

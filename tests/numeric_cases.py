@@ -109,12 +109,19 @@ def own_tokens(module: ModuleType, mesh: DeviceMesh | None, problem: Problem) ->
     return reference.tokens_of(problem.order, place(mesh), module.WORLD_SIZE, problem.seq)
 
 
+def held_tokens(module: ModuleType, mesh: DeviceMesh | None, problem: Problem, name: str) -> Tensor:
+    """Global positions of the tokens that this rank holds of a tensor: its own, or all."""
+    if any(place.is_replicate() for place in module.PLACEMENTS[name]):
+        return torch.arange(problem.seq)
+    return own_tokens(module, mesh, problem)
+
+
 def own_inputs(
     module: ModuleType, mesh: DeviceMesh | None, problem: Problem, dtype: torch.dtype
 ) -> list[Tensor]:
-    """This rank's slices of q, k and v, contiguous."""
-    tokens = own_tokens(module, mesh, problem)
-    return [x.index_select(1, tokens) for x in problem.inputs(dtype)]
+    """What this rank holds of q, k and v, contiguous."""
+    full = zip("qkv", problem.inputs(dtype), strict=True)
+    return [x.index_select(1, held_tokens(module, mesh, problem, name)) for name, x in full]
 
 
 def assert_close(got: Tensor, want: Tensor, tolerance: float, what: str, problem: Problem) -> float:
@@ -160,13 +167,18 @@ def compare(
     tolerance: float,
 ) -> tuple[float, float]:
     """Run attention on this rank's slices of the full inputs and compare out and lse."""
-    tokens = own_tokens(module, mesh, problem)
-    q, k, v = (x.index_select(1, tokens) for x in inputs)
+    held = {name: held_tokens(module, mesh, problem, name) for name in module.PLACEMENTS}
+    q, k, v = (x.index_select(1, held[name]) for name, x in zip("qkv", inputs, strict=True))
     before = [x.clone() for x in (q, k, v)]
     options = {"scale": problem.scale, "seq": problem.seq}
     out, lse = module.attention(q, k, v, mesh, **options, return_lse=True)
+    rows = held["out"]
     want_out, want_lse = reference.attention(
-        q, *inputs[1:], problem.mask, scale=problem.scale, q_positions=tokens
+        inputs[0].index_select(1, rows),
+        *inputs[1:],
+        problem.mask,
+        scale=problem.scale,
+        q_positions=rows,
     )
     errors = (
         assert_close(out, want_out, tolerance, "out", problem),
@@ -196,10 +208,13 @@ def check_layout(rank: int, world: int, text: str, problem: Problem) -> None:
     full["lse"] = full["q"].sum(-1).transpose(1, 2)
     assert set(module.PLACEMENTS) == set(full), set(module.PLACEMENTS)
     for name, x in full.items():
-        dim = 2 if name == "lse" else 1
-        local = x.index_select(dim, tokens)
+        dim, held = 2 if name == "lse" else 1, held_tokens(module, mesh, problem, name)
+        local = x.index_select(dim, held)
         assert torch.equal(module.shard(name, x, mesh), local), f"shard {name}"
         assert torch.equal(module.unshard(name, local, mesh), x), f"unshard {name}"
+        if len(held) == problem.seq > len(tokens):
+            assert torch.equal(_placed(x, module.PLACEMENTS[name], mesh), x), f"PLACEMENTS {name}"
+            continue
         assert torch.equal(module.shard_sequence(x, mesh, dim), local), f"shard_sequence {name}"
         assert torch.equal(module.unshard_sequence(local, mesh, dim), x), f"unshard_sequence {name}"
         placed = _placed(x.index_select(dim, stored), module.PLACEMENTS[name], mesh)

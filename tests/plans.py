@@ -92,9 +92,7 @@ def directives_of(body: str) -> tuple[Directive, ...]:
     return tuple(parse_directive(Line("x", i, line)) for i, line in enumerate(lines, 1))
 
 
-def program_of(
-    operator: str, problem: Problem | Sizes, mesh: str, body: str
-) -> Program | Refusal:
+def program_of(operator: str, problem: Problem | Sizes, mesh: str, body: str) -> Program | Refusal:
     """The complete program of a schedule."""
     return attempt(start(OPERATORS[operator], problem, mesh_of(mesh)), directives_of(body))
 
@@ -184,21 +182,26 @@ ATTENTION = {
     "ring": Named(A, ONE, ROWS.format("m") + "shift k, v: S_kv along m"),
     "all-gather": Named(A, ONE, ROWS.format("m") + "shard k, v: S_kv over m"),
     "Ulysses": Named(A, ODD, "parallelize H over m"),
+    "Ulysses in two stages": Named(A, ("a=2 b=3", "a=3 b=2"), "parallelize H over a, b"),
     "unified": Named(
-        A, ("n=2 m=2", "n=2 m=3"), ROWS.format("n") + "parallelize H over m\nshift k, v: S_kv along n"
+        A,
+        ("n=2 m=2", "n=2 m=3"),
+        ROWS.format("n") + "parallelize H over m\nshift k, v: S_kv along n",
     ),
     "double ring": Named(A, ("n=2 m=4", "n=3 m=2"), NESTED + "shift k, v: S_kv along n, m"),
-    "ring of gathers": Named(
-        A, TWO, NESTED + "shift k, v: S_kv along n\nshard k, v: S_kv over m"
-    ),
+    "ring of gathers": Named(A, TWO, NESTED + "shift k, v: S_kv along n\nshard k, v: S_kv over m"),
     "gather, ring inside": Named(
         A, TWO, NESTED + "shard k, v: S_kv over n\nshift k, v: S_kv along m"
     ),
     "direct": Named(A, ONE, ROWS.format("m") + "shift k, v: S_kv along m direct"),
     "direct contiguous": Named(
-        A, ONE, "order S: contiguous over m\n" + ROWS.format("m") + "shift k, v: S_kv along m direct"
+        A,
+        ONE,
+        "order S: contiguous over m\n" + ROWS.format("m") + "shift k, v: S_kv along m direct",
     ),
-    "both": Named(A, ("m=4", "m=5"), ROWS.format("m") + "shift k, v: S_kv along m both", {"seq": 40}),
+    "both": Named(
+        A, ("m=4", "m=5"), ROWS.format("m") + "shift k, v: S_kv along m both", {"seq": 40}
+    ),
     "reverse": Named(A, ONE, ROWS.format("m") + "shift k, v: S_kv along m reverse"),
     "direct reverse": Named(A, ONE, ROWS.format("m") + "shift k, v: S_kv along m direct reverse"),
     "prefetch 2": Named(A, ONE, ROWS.format("m") + "shift k, v: S_kv along m prefetch 2"),
@@ -244,7 +247,9 @@ ATTENTION = {
         A, ONE, COLUMNS.format("m") + "shift q: S_q along m direct\n" + OUT.format("m direct")
     ),
     "double TokenRing": Named(
-        A, TWO, COLUMNS.format("n, m") + "shift q: S_q along n, m\n" + OUT.format("n direct, m direct")
+        A,
+        TWO,
+        COLUMNS.format("n, m") + "shift q: S_q along n, m\n" + OUT.format("n direct, m direct"),
     ),
     "double q ring": Named(
         A, TWO, COLUMNS.format("n, m") + "shift q: S_q along n, m\n" + OUT.format("n, m")
@@ -311,9 +316,7 @@ ATTENTION = {
         "parallelize H over m\njoin H, G\ntile H_G by 12",
         {"kv_heads": 12, "heads": 48, "batch": 1},
     ),
-    "ring per head": Named(
-        A, ODD, ROWS.format("m") + "shift k, v: S_kv along m\ntile H by 3"
-    ),
+    "ring per head": Named(A, ODD, ROWS.format("m") + "shift k, v: S_kv along m\ntile H by 3"),
     "tiles of keys": Named(
         A, ODD, "pin q, k, v, out, lse: H over m\nparallelize H over m\ntile S_kv by 2"
     ),

@@ -10,6 +10,8 @@ from itertools import islice
 from textwrap import dedent
 
 import pytest
+from drawn import GROUPS, draws
+from plans import OPERATORS, SCHEDULES, directives_of, mesh_of, problem_of
 
 from mercurygen.errors import Refusal, UserError
 from mercurygen.ir.mesh import Link
@@ -18,7 +20,7 @@ from mercurygen.ir.program import Program
 from mercurygen.ir.text import parse, show
 from mercurygen.operators import load
 from mercurygen.schedule import text as schedule_text
-from mercurygen.schedule.apply import apply, attempt, steps
+from mercurygen.schedule.apply import apply, attempt, start, steps
 from mercurygen.schedule.directives import Directive, Pin
 from mercurygen.schedule.rules import RULES
 from mercurygen.schedule.schedule import Schedule, Target
@@ -85,13 +87,113 @@ def test_shuffled_directives() -> None:
     """Halves of schedules, in any order, also such as no complete program has."""
     print("seed", SEED)
     rng = random.Random(SEED)
-    for start, directives in list(space(SEED, Problem(seq=768, heads=8, kv_heads=8)))[:200]:
-        program = start
+    for begin, directives in list(space(SEED, Problem(seq=768, heads=8, kv_heads=8)))[:200]:
+        program = begin
         for directive in rng.sample(directives, len(directives)):
             rule = RULES[type(directive)]
             if rule.refuse(program, directive) is None:
                 program = rule.rewrite(program, directive)
             both_ways(program)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_named_schedules_at_every_stage(name: str) -> None:
+    operator, meshes, body, changes = SCHEDULES[name]
+    masks = [{"window": 7}, {}] if operator == "smooth" else [{}]
+    for mesh in meshes:
+        for window in masks:
+            problem = problem_of(operator, **changes, **window)
+            program = start(OPERATORS[operator], problem, mesh_of(mesh))
+            complete = attempt(program, directives_of(body))
+            assert isinstance(complete, Program)
+            both_ways(complete)
+            both_ways(program)
+            for directive in directives_of(body):
+                program = RULES[type(directive)].rewrite(program, directive)
+                both_ways(program)
+
+
+@pytest.mark.parametrize("operator", GROUPS)
+def test_drawn_schedules_at_every_stage(operator: str) -> None:
+    """Of the whole space; also such as are refused, up to where they are."""
+    print("seed", SEED)
+    complete = 0
+    for drawn in islice(draws(SEED, operator), 150):
+        program = start(OPERATORS[operator], drawn.problem, mesh_of(drawn.mesh))
+        for directive in directives_of(drawn.body):
+            if RULES[type(directive)].refuse(program, directive) is not None:
+                break
+            program = RULES[type(directive)].rewrite(program, directive)
+            both_ways(program)
+        settled = attempt(
+            start(OPERATORS[operator], drawn.problem, mesh_of(drawn.mesh)),
+            directives_of(drawn.body),
+        )
+        if isinstance(settled, Program):
+            both_ways(settled)
+            complete += 1
+    assert complete > 30
+
+
+def test_golden_of_the_rest() -> None:
+    """What attention's own schedules do not have: derived, tiles, scatter, dtypes, replicas."""
+    body = """
+    parallelize S_q over node
+    parallelize S_kv over gpu
+    shift k, v: S_kv along node direct prefetch 2
+    shift dk, dv: S_kv along node direct
+    shard q, do, lse, delta: S_q over gpu
+    replicate dq over gpu as bfloat16
+    pin dq: S over node
+    pin q, out, lse, do: S over node, gpu
+    pin k, v, dk, dv: S over node, gpu
+    join H, G
+    tile B by 2
+    """
+    problem = problem_of("attention_backward", batch=4)
+    program = start(OPERATORS["attention_backward"], problem, mesh_of("node=2 gpu=2"))
+    settled = attempt(program, directives_of(body))
+    assert isinstance(settled, Program), settled.explain()
+    both_ways(settled)
+    assert show(settled).partition("input do")[2] == dedent("""\
+         [B, S_q, H * G, D_v] pinned S_q over node, gpu
+        derived delta [B, H * G, S_q] accumulator from out, do pinned S_q over node, gpu
+        output dq [B, S_q, H * G, D] pinned S_q over node
+        output dk [B, S_kv, H, D] pinned S_kv over node, gpu
+        output dv [B, S_kv, H, D_v] pinned S_kv over node, gpu
+        together k, v
+        together dk, dv
+        combine dq by sum
+        combine dk by sum
+        combine dv by sum
+        loops B, H, G, S_q, S_kv
+        order S: zigzag over node, gpu
+        replicated dq over gpu as bfloat16
+        join H, G
+        tile B by 2
+        walk k, v: S_kv along node direct prefetch 2
+          walk dk, dv: S_kv along node direct
+            gather q, lse, do, delta: S_q over gpu
+              body reads q, k, v, lse, do, delta with body
+        """)
+
+
+def test_golden_of_a_border_and_a_window() -> None:
+    body = """
+    pin x: replicated
+    pin rate, out: T over m
+    order S: contiguous over m
+    parallelize T over m
+    shift x: S along m
+    """
+    program = start(OPERATORS["smooth"], problem_of("smooth", window=7), mesh_of("m=4"))
+    settled = attempt(program, directives_of(body))
+    assert isinstance(settled, Program), settled.explain()
+    both_ways(settled)
+    assert "mask window 7 over T, S\n" in show(settled)
+    assert show(settled).endswith(
+        "reshard x: replicated to S along m\nwalk x: S along m\n  body with body\n"
+    )
 
 
 def test_what_may_repeat() -> None:
@@ -103,6 +205,7 @@ def test_what_may_repeat() -> None:
         reshard out: S to H along a
         reshard q, k: S to H along a
         reshard k: S to H along a
+        reshard v: replicated to H along b
         """,
     )
     program = None
@@ -111,6 +214,7 @@ def test_what_may_repeat() -> None:
         program = points[-1]
         both_ways(program)
     assert "replicated q over a, b\nreplicated k over b" in show(program)
+    assert "reshard v: replicated to H along b\n" in show(program)
 
 
 def partial(source: schedule_text.Source, last: Directive) -> list[tuple[object, Program]]:
@@ -171,10 +275,12 @@ def test_golden_before_and_after() -> None:
         output lse [B, H * G, S_q] accumulator
         together k, v
         together out, lse
+        combine out, lse by softmax
+        loops B, H, G, S_q, S_kv
         body
         """)
     assert show(points[-1][1]).endswith(
-        "together out, lse\norder S: zigzag over node, gpu\n"
+        "loops B, H, G, S_q, S_kv\norder S: zigzag over node, gpu\n"
         "walk k, v: S_kv along node\n  gather k, v: S_kv over gpu\n    body with aten\n"
     )
 
@@ -209,6 +315,8 @@ def test_golden_complete() -> None:
         output lse [B, H * G, S_q] accumulator pinned S_q over node, gpu
         together k, v
         together out, lse
+        combine out, lse by softmax
+        loops B, H, G, S_q, S_kv
         order S: zigzag over node, gpu
         reshard q: S_q to H along gpu
         reshard k, v: S_kv to H along gpu

@@ -6,9 +6,11 @@ import random
 import time
 
 import pytest
+from plans import SCHEDULES, problem_of, program_of
 from test_commir import ATTENTION, SEED, UNIFIED, both_ways, schedule
 
 from mercurygen.errors import UserError
+from mercurygen.ir.program import Program
 from mercurygen.ir.text import parse, show
 from mercurygen.schedule.apply import apply
 
@@ -16,6 +18,17 @@ from mercurygen.schedule.apply import apply
 def good() -> str:
     source = schedule("node=2 gpu=4", UNIFIED)
     return show(apply(ATTENTION, source.schedule))
+
+
+def others() -> list[str]:
+    """Programs with every kind of line."""
+    texts = []
+    for name in ("backward: ring, straight home", "matmul: 2.5D of SUMMA", "smooth, direct"):
+        operator, meshes, body, changes = SCHEDULES[name]
+        program = program_of(operator, problem_of(operator, **changes), meshes[0], body)
+        assert isinstance(program, Program)
+        texts.append(show(program))
+    return texts
 
 
 @pytest.mark.parametrize(
@@ -56,6 +69,30 @@ def good() -> str:
         ("with aten", "with exec", None),
         ("reshard out", "order S: zigzag\nreshard out", "syntax"),
         ("S_q along gpu", "S_q along gpu, node", "syntax"),
+        ("combine out, lse by", "combine q by", "unknown-name"),
+        ("by softmax", "by mean", "syntax"),
+        ("loops B", "loops B, B", "named-twice"),
+        ("mask causal", "mask window", "syntax"),
+        ("mask causal", "mask window 0", "size-out-of-range"),
+        ("mask causal", "mask causal 3", "syntax"),
+        ("output out", "derived out", "syntax"),
+        ("reshard q", "tile H * by 2\nreshard q", "unknown-name"),
+        ("reshard q", "tile H by 1\nreshard q", "size-out-of-range"),
+        ("reshard q", "join H, X\nreshard q", "unknown-name"),
+        ("reshard q", "replicated q over gpu, gpu\nreshard q", "named-twice"),
+        ("reshard q", "replicated q over gpu\nreplicated q over gpu\nreshard q", "named-twice"),
+        ("reshard q", "replicated q over gpu as int\nreshard q", "syntax"),
+        ("along node\n", "along node dirct\n", "syntax"),
+        ("along node\n", "along node direct direct\n", "named-twice"),
+        ("along node\n", "along node prefetch\n", "syntax"),
+        ("along node\n", "along node prefetch 1 prefetch 2\n", "named-twice"),
+        ("walk k, v: S_kv along node", "gather k, v: S_kv over node direct", "syntax"),
+        ("with aten", "reads out with aten", "unknown-name"),
+        ("with aten", "reads q, k with aten", None),
+        ("with aten", "reads with aten", None),
+        ("S_kv to H", "replicated to H", None),
+        ("along node\n", "along node direct prefetch 2 reverse\n", None),
+        ("mask causal", "mask window 9", None),
         ("program", "program\x00", "not-text"),
         ("program", "program\r", "not-text"),
         ("program", "\u202eprogram", "not-text"),
@@ -80,8 +117,9 @@ def test_refused(old: str, new: str, slug: str | None) -> None:
 def test_never_another_error() -> None:
     """Cut, doubled and exchanged characters: parsed, or refused as a user's mistake."""
     print("seed", SEED)
-    rng, text = random.Random(SEED), good()
+    rng, texts = random.Random(SEED), [good(), *others()]
     for _ in range(3000):
+        text = rng.choice(texts)
         at, size = rng.randrange(len(text)), rng.randrange(1, 9)
         piece = rng.choice(["", text[at : at + size] * 2, rng.choice(" ,=*[]#:\n\x00é٣_0S")])
         changed = text[:at] + piece + text[at + size :]

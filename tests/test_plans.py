@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from plans import SCHEDULES, links_of, plan_of, problem_of, run_and_compare, traces_of
+from drawn import Drawn, draws
+from plans import (
+    SCHEDULES,
+    links_of,
+    lowered,
+    mesh_of,
+    plan_of,
+    problem_of,
+    run_and_compare,
+    traces_of,
+)
 
 from mercurygen.check.prove import prove
+from mercurygen.errors import Refusal
 from mercurygen.ir.problem import Problem, Sizes
+
+SEED = 2024
 
 
 def problems(name: str, number: int) -> Iterator[Problem | Sizes]:
@@ -34,3 +48,95 @@ def test_named_schedules(name: str, number: int) -> None:
         plan = plan_of(operator, problem, meshes[number], body)
         prove(plan, links_of(plan.program.mesh))
         run_and_compare(plan, traces_of(plan))
+
+
+def paste(drawn: Drawn) -> str:
+    """A schedule that failed, ready to be tried again."""
+    return f"run_and_compare(plan_of(*{drawn!r}))"
+
+
+@pytest.mark.parametrize(
+    ("operator", "count"), [("attention", 200), ("attention_backward", 50), ("matmul", 50)]
+)
+def test_random_schedules(operator: str, count: int) -> None:
+    """Of the whole space of an operator, those that are legal; a refusal is the only other end."""
+    print("seed", SEED)
+    refused, words, plans = Counter(), Counter(), 0
+    for drawn in draws(SEED, operator):
+        if plans == count:
+            break
+        try:
+            plan = lowered(*drawn)
+            if isinstance(plan, Refusal):
+                refused[plan.slug] += 1
+                message, help = plan.explain()
+                assert message and help != ""
+                continue
+            prove(plan, links_of(mesh_of(drawn.mesh)))
+            run_and_compare(plan, traces_of(plan))
+        except BaseException:
+            print(paste(drawn))
+            raise
+        plans += 1
+        words.update(word for word in WORDS if word in drawn.body)
+    print(f"{plans} legal, {sum(refused.values())} refused: {refused.most_common()}")
+    print(dict(words))
+    if operator == "attention":
+        assert all(words[word] >= 3 for word in WORDS), words
+
+
+WORDS = (
+    *("shift k, v", "shift q", "shift out", "shard k, v", "shard q", "shard out", "replicate"),
+    *("direct", "reverse", "both", "prefetch", "pin", "tile", "join", "striped", "zigzag"),
+)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "body", "slug"),
+    [
+        (
+            "m=4",
+            "parallelize S_kv over m\nshard q: S_q over m\nshift out, lse: S_q along m",
+            "tiles-do-not-align",
+        ),
+        (
+            "m=4",
+            "parallelize S_kv over m\nshard q: S_q over m\nshift out, lse: S_q along m direct",
+            "tiles-do-not-align",
+        ),
+        (
+            "n=2 m=2",
+            "parallelize S_kv over n, m\nshift q: S_q along n\nshard q: S_q over m\n"
+            "shift out, lse: S_q along n, m",
+            "gather-inside-home",
+        ),
+        (
+            "n=2 m=2",
+            "parallelize S_q over n\nparallelize S_kv over m\nshift q: S_q along m direct\n"
+            "shift out, lse: S_q along m direct\nshift k, v: S_kv along n",
+            "home-of-trimmed",
+        ),
+        (
+            "n=2 m=3",
+            "parallelize B over n\nparallelize H over m\ntile H by 2",
+            "tile-of-moved",
+        ),
+    ],
+)
+def test_refused(mesh: str, body: str, slug: str) -> None:
+    problem = problem_of("attention", kv_heads=12, heads=24)
+    found = lowered("attention", problem, mesh, body)
+    assert isinstance(found, Refusal) and found.slug == slug, found
+    message, help = found.explain()
+    assert message and help
+    print(message, help)
+
+
+def test_in_one_piece_where_it_is() -> None:
+    """What zigzag refuses, contiguous order allows."""
+    for home in ("", " direct"):
+        body = (
+            "order S: contiguous over m\nparallelize S_kv over m\nshard q: S_q over m\n"
+            f"shift out, lse: S_q along m{home}"
+        )
+        run_and_compare(plan_of("attention", problem_of("attention"), "m=4", body))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_dsl import as_written
@@ -110,8 +111,8 @@ def test_the_pages_excerpts_stand_in_nearest():
     text = (FOLDER / "nearest.py").read_text(encoding="utf-8")
     excerpts = [block for mark, _, block in BLOCKS if mark == "excerpt"]
     assert len(excerpts) == 5 and all(f"\n{block}\n" in text for block in excerpts)
-    assert {mark for mark, _, _ in BLOCKS} == {"excerpt", "run", "output"}
-    assert PAGE.count("```") == 2 * len(BLOCKS) and PAGE.count("<!-- emit -->") == 1
+    assert {mark for mark, _, _ in BLOCKS} == {"excerpt", "run", "output", "emit"}
+    assert PAGE.count("```") == 2 * len(BLOCKS)
 
 
 def test_the_page_prints_what_it_says():
@@ -123,6 +124,24 @@ def test_the_page_prints_what_it_says():
         ran = subprocess.run(command, cwd=FOLDER, env=env, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         assert BLOCKS[n + 1][0] == "output" and ran.stdout == BLOCKS[n + 1][2] + "\n", ran.stdout
+
+
+def test_the_pages_commands_emit(tmp_path, monkeypatch):
+    for name in ("nearest.py", "smooth.py"):
+        (tmp_path / name).write_text((FOLDER / name).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    commands = [line for mark, _, text in BLOCKS if mark == "emit" for line in text.split("\n")]
+    assert len(commands) == 4
+    for command in commands:
+        program, *words = command.split()
+        assert program == "mercurygen"
+        run(*words).done()
+    made = sorted(path.name for path in (tmp_path / "generated").iterdir())
+    assert made == [f"{x}_a100x8.{end}" for x in ("nearest", "smooth") for end in ("py", "sched")]
+    schedule = (tmp_path / "generated" / "nearest_a100x8.sched").read_text(encoding="utf-8")
+    assert "parallelize N over gpu\nshard y: M over gpu\n" in schedule
+    schedule = (tmp_path / "generated" / "smooth_a100x8.sched").read_text(encoding="utf-8")
+    assert "shift x: S along gpu direct\n" in schedule and " window=1024\n" in schedule
 
 
 def test_the_pages_paths_exist():

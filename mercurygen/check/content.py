@@ -175,11 +175,6 @@ def places_of(content: Content, cuts: Cuts) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def cut(content: Content, cuts: Cuts) -> Content:
-    """The part that some cuts leave."""
-    return take(content, places_of(content, cuts)) if cuts else content
-
-
 def put(content: Content, part: Content, wanted: tuple[tuple[int, ...], ...]) -> Content:
     """A content with a part of it written anew."""
     region = tuple(
@@ -276,6 +271,8 @@ def place_part(
 
     Along `axis` it is that run of what the rank owns; along the others, where its atoms are.
     """
+    if axis not in whole.axes:
+        raise Unknown(f"{whole} is joined along {axis}, which it does not carry")
     found = []
     for each, atoms in zip(whole.axes, whole.region, strict=True):
         if each == axis:

@@ -18,7 +18,6 @@ from mercurygen.check.content import (
     Unknown,
     Weighed,
     brief,
-    cut,
     pack,
     parts_of,
     place_part,
@@ -38,12 +37,14 @@ from mercurygen.lower.events import (
     Cast,
     Collective,
     Cut,
+    Cuts,
     Derive,
     Event,
     Fill,
     Free,
     Kernel,
     Merge,
+    Operand,
     Pack,
     Put,
     Return,
@@ -54,6 +55,7 @@ from mercurygen.lower.events import (
     Weigh,
 )
 from mercurygen.lower.plan import Plan
+from mercurygen.lower.sizes import scratch_bytes, softmax_scratch, with_block
 
 
 class Lineage:
@@ -70,6 +72,7 @@ class Lineage:
         self.reads, self.writes = self.program.read, self.program.outputs
         self.holding: list[list[Holding]] = [[None] * len(t.buffers) for t in traces]
         self.elements: list[list[int]] = [[0] * len(t.buffers) for t in traces]
+        self.first_of_merges = {(c.outputs[0], c.kind) for c in self.program.combines}
         self.sent: dict[Op, tuple[Holding, ...]] = {}
         self.returned: list[set[str]] = [set() for _ in traces]
         self.tiles = self.contributions = self.rank = self.index = 0
@@ -125,7 +128,7 @@ class Lineage:
                 self.cut(source, target, cuts)
             case Put(source, target, cuts):
                 whole, piece = self.started(target), single(here[source])
-                here[target] = put(whole, piece, places_of(whole, cuts))
+                here[target] = put(whole, piece, self.places(whole, cuts))
             case Kernel():
                 self.kernel(event)
             case Merge():
@@ -281,8 +284,15 @@ class Lineage:
         whole = self.started(event.target)
         for rank, part in enumerate(parts):
             wanted = place_part(whole, part, event.axis, event.join, rank, event.part)
+            self.in_runs(whole, wanted, event.axis)
             whole = put(whole, part, wanted)
         here[event.target] = whole
+
+    def in_runs(self, whole: Content, wanted: tuple[tuple[int, ...], ...], but: str) -> None:
+        """A part is written in one piece along every axis but that along which it is joined."""
+        for axis, places in zip(whole.axes, wanted, strict=True):
+            if axis != but and places[-1] - places[0] >= len(places):
+                self.fail(f"a part of {whole} has {axis} at the places {brief(places)}")
 
     def started(self, buffer: int) -> Content:
         """An output that is put together part by part."""
@@ -304,7 +314,7 @@ class Lineage:
         content = here[source]
         if isinstance(content, Blank):
             content = here[source] = self.unwritten(content, source, None)
-        here[target] = cut(single(content), cuts)
+        here[target] = take(single(content), self.places(single(content), cuts))
         self.fits(target)
 
     def derive(self, inputs: tuple[int, ...], output: int) -> None:
@@ -337,7 +347,7 @@ class Lineage:
             self.fail(f"the body is of {names}")
         lists: dict[str, tuple[int, ...]] = {}
         for operand, tensor in zip(event.inputs, self.reads, strict=True):
-            content = self.within(cut(self.input(operand.buffer, tensor), operand.cuts), event)
+            content = self.within(self.part(operand, tensor), event)
             for axis, atoms in zip(content.axes, content.region, strict=True):
                 if lists.setdefault(axis, atoms) != atoms:
                     self.fail(f"{content} has {axis} {brief(atoms)}, others {brief(lists[axis])}")
@@ -345,6 +355,7 @@ class Lineage:
             if any(a >= b for a, b in zip(atoms, atoms[1:], strict=False)):
                 self.fail(f"{axis} {brief(atoms)} is not in global order")
         self.masked(event, lists)
+        self.sized(event, lists)
         for operand, tensor in zip(event.outputs, self.writes, strict=True):
             self.contribute(event, operand, tensor, lists)
 
@@ -353,7 +364,22 @@ class Lineage:
         if event.block is None:
             return content
         rows, cols = self.program.mask_axes
-        return cut(content, ((rows, *event.block.rows), (cols, *event.block.cols)))
+        block = ((rows, *event.block.rows), (cols, *event.block.cols))
+        return take(content, self.places(content, block))
+
+    def part(self, operand: Operand, tensor: Tensor) -> Content:
+        """What a kernel reads as an input."""
+        content = self.input(operand.buffer, tensor)
+        return take(content, self.places(content, operand.cuts))
+
+    def places(self, content: Content, cuts: Cuts) -> tuple[tuple[int, ...], ...]:
+        """The places that some cuts leave; of several stripes none lie in one piece."""
+        for axis, start, stop in cuts:
+            if axis in self.plan.atoms.striped and axis in content.axes:
+                length = len(content.atoms(axis))
+                if (start, stop) != (0, length):
+                    self.fail(f"{axis} {start} to {stop - 1} of {length} stripes of {content}")
+        return places_of(content, cuts)
 
     def masked(self, event: Kernel, lists: dict[str, tuple[int, ...]]) -> None:
         """The kernel can do the block, and must; it is given as much as it says."""
@@ -364,6 +390,19 @@ class Lineage:
             fault = fault_of(self.space, event.block, rows, cols)
             if fault:
                 self.fail(fault)
+
+    def sized(self, event: Kernel, lists: dict[str, tuple[int, ...]]) -> None:
+        """The call is as large, and needs as much memory beside its operands, as it says."""
+        extents = {
+            axis.name: len(lists.get(axis.name, (0,))) * axis.extent // self.space.count[axis.name]
+            for axis in self.program.axes
+        }
+        extents = with_block(self.plan, extents, event.block)
+        if tuple(extents[axis.name] for axis in self.program.axes) != event.extents:
+            self.fail(f"the body is given {extents}, but said to be given {event.extents}")
+        scratch = scratch_bytes(self.plan, extents, event.merge)
+        if event.scratch != scratch:
+            self.fail(f"needs {scratch} bytes beside, not {event.scratch}", "memory")
 
     def input(self, buffer: int, tensor: Tensor) -> Content:
         """What a kernel reads as an input, which must be that input."""
@@ -386,7 +425,7 @@ class Lineage:
             here[buffer] = Content(tensor.name, tensor.axes, region, shares)
             return
         whole = self.output(buffer, tensor)
-        places = places_of(whole, operand.cuts)
+        places = self.places(whole, operand.cuts)
         if event.block is not None:
             rows, cols = self.program.mask_axes
             for axis, (start, stop) in ((rows, event.block.rows), (cols, event.block.cols)):
@@ -425,7 +464,7 @@ class Lineage:
 
     def merge(self, event: Merge) -> None:
         """Partial results into others; those that belong together are all there."""
-        names = []
+        names, scratch = [], 0
         for source, target in zip(event.sources, event.targets, strict=True):
             held = self.here[source]
             if isinstance(held, Blank):
@@ -437,9 +476,14 @@ class Lineage:
             part = single(held)
             if part.seen is None:
                 self.fail(f"{part} is no partial result")
+            tensor = self.program.tensor(part.tensor)
+            if (part.tensor, "softmax") in self.first_of_merges:
+                scratch = softmax_scratch(self.plan, tensor, part.region)
             names.append(part.tensor)
-            whole = self.output(target, self.program.tensor(part.tensor))
-            self.add(target, whole, places_of(whole, event.cuts), part.region, part.seen)
+            whole = self.output(target, tensor)
+            self.add(target, whole, self.places(whole, event.cuts), part.region, part.seen)
+        if event.scratch != scratch:
+            self.fail(f"needs {scratch} bytes beside, not {event.scratch}", "memory")
         if not any(set(names) <= set(c.outputs) for c in self.program.combines):
             self.fail(f"merges {', '.join(names)}, which do not belong together")
         for combine in self.program.combines:

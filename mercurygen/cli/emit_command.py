@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mercurygen.cli.options import problem_options, split
+from mercurygen.cli.options import Size, problem_options, split
 from mercurygen.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ FOLDER = "generated"
 @click.command(short_help="Search, prove and write NAME.sched and NAME.py.")
 @click.argument("op", metavar="[OP]", required=False)
 @problem_options
+@click.option("--size", multiple=True, metavar="AXIS=N", help="Of an axis of your own operator.")
+@click.option("--window", type=Size(), metavar="W", help="A window mask of your own operator.")
 @click.option(
     "--schedule",
     metavar="NAME|FILE",
@@ -33,6 +35,8 @@ FOLDER = "generated"
 def emit(
     op: str | None,
     topo: str | None,
+    size: tuple[str, ...],
+    window: int | None,
     schedule: str | None,
     name: str | None,
     output: str | None,
@@ -47,7 +51,8 @@ def emit(
     from mercurygen.cli.read import is_file
 
     if schedule is not None and is_file(schedule):
-        given = {"OP": op, "--topo": topo, **_given(options)}
+        given = {"OP": op, "--topo": topo, "--size": size or None, "--window": window}
+        given |= _given(options)
         for option, value in given.items():
             if value is not None:
                 raise UserError(
@@ -59,6 +64,16 @@ def emit(
         return
     if op is None:
         raise UserError("usage", "emit what? give OP", help="see `mercurygen ops`: attention")
+    from mercurygen.cli.operator_emit import emit_operator, is_attention
+
+    if not is_attention(op):
+        others = {**options, "window": window, "schedule": schedule}
+        emit_operator(op, topo, size, others, name, output, force)
+        return
+    if size or window is not None:
+        option = "--size" if size else "--window"
+        help = "sizes of attention have options of their own: --seq, --heads, ..."
+        raise UserError("usage", f"{option} is an option of your own operators", help=help)
     _emit_search(op, topo, {**split(options), "design": schedule}, name, output, force)
 
 
@@ -124,8 +139,11 @@ def price(schedule: Schedule, plan: Plan) -> tuple[Cost, Topology] | None:
     from mercurygen.cost import topology as topologies
     from mercurygen.cost.links import Network
     from mercurygen.cost.simulate import simulate
+    from mercurygen.ir.problem import Sizes
 
     target = schedule.target
+    if isinstance(schedule.problem, Sizes):
+        return None
     if target.name not in topologies.shipped():
         return None
     topology = topologies.load(target.name)

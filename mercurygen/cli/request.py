@@ -11,7 +11,7 @@ from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
 from mercurygen.errors import UserError, closest, printable, shorten
 from mercurygen.ir.operator import Operator
-from mercurygen.ir.problem import Problem
+from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.text import OPERATOR
 
 LARGEST_HEADS = 65536  # beyond any model; a help text lists divisors
@@ -71,11 +71,11 @@ def make(operator: str, topo: str | None, options: dict) -> Request:
             "which machine? give --topo",
             help="shipped: " + ", ".join(topologies.shipped()) + "; or a file that ends in .toml",
         )
-    _check_reference(operator)
+    check_reference(operator)
     supported(operators.load(operator), operator)
     topology = topologies.load(topo)
     given = {key: value for key, value in options.items() if value is not None}
-    group = _group(given.pop("group", None), topology)
+    group = group_of(given.pop("group", None), topology)
     sizes = {key: given.pop(key) for key in _PROBLEM if key in given}
     sizes.setdefault("v_head_dim", sizes.get("head_dim", Problem().head_dim))
     request = Request(operator, topology, topo, Problem(**sizes), group, **given)
@@ -88,7 +88,7 @@ def make(operator: str, topo: str | None, options: dict) -> Request:
 _PROBLEM = ("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask")
 
 
-def _check_reference(reference: str) -> None:
+def check_reference(reference: str) -> None:
     """Refuse an operator's name or path that a schedule cannot hold: it reaches emitted text.
 
     Raises:
@@ -114,17 +114,19 @@ def supported(operator: Operator, reference: str) -> None:
         raise UserError(
             "operator-not-supported",
             f"{reference} is not the attention that this version can emit",
-            help="schedules are made for the shipped `attention`, or a copy of it in your own file",
+            help="schedules are made for the shipped `attention`, or a copy of it in your own "
+            "file; give another operator another name",
         )
 
 
-def check_sizes(problem: Problem, group: tuple[int, ...]) -> None:
+def check_sizes(problem: Problem | Sizes, group: tuple[int, ...]) -> None:
     """Refuse what no model or proof has room for.
 
     Raises:
         UserError: `size-out-of-range`, `too-many-ranks`.
     """
-    for name in ("heads", "kv_heads", "head_dim", "v_head_dim"):
+    limited = ("heads", "kv_heads", "head_dim", "v_head_dim")
+    for name in () if isinstance(problem, Sizes) else limited:
         if getattr(problem, name) > LARGEST_HEADS:
             raise UserError(
                 "size-out-of-range",
@@ -139,7 +141,12 @@ def check_sizes(problem: Problem, group: tuple[int, ...]) -> None:
         )
 
 
-def _group(pairs: dict[str, int] | None, topology: Topology) -> tuple[int, ...] | None:
+def group_of(pairs: dict[str, int] | None, topology: Topology) -> tuple[int, ...] | None:
+    """Ranks per level of `--group`, or None.
+
+    Raises:
+        UserError: `group-not-of-topology`.
+    """
     if pairs is None:
         return None
     levels = [level.name for level in topology.levels]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import border, results
+from mercurygen.emit import border, held, levels, masks, results
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Plan
 
@@ -31,7 +31,15 @@ def function(plan: Plan) -> str:
     signature = "mesh: DeviceMesh" if mesh.dims else "mesh: None = None"
     sizes = ", ".join(f"{dim.name}={dim.size}" for dim in mesh.dims)
     what = f"device mesh, as made by `make_mesh`: {sizes}" if sizes else "not needed"
-    held = "this rank's slice, as cut by `shard`" if mesh.dims else "the whole sequence"
+    axes = {"q": "H, D", "k": "K, D", "v": "K, E"}
+    given = {name: _given(plan, name) for name in axes}
+    before = {"q": "", "k": given["q"], "v": given["k"]}
+    inputs = [
+        f"        {name}: [B, {held.length(plan, name)}, {axes[name]}], "
+        f"{'likewise' if given[name] == before[name] else given[name]}."
+        for name in axes
+    ]
+    rows = held.length(plan, "out")
     seq = "length of the whole sequence: S is checked against it if given"
     lines = [
         f"def attention(q: Tensor, k: Tensor, v: Tensor, {signature}, *, "
@@ -40,16 +48,15 @@ def function(plan: Plan) -> str:
         '    """Attend over the whole sequence. Forward only: refuses inputs that want a gradient.',
         "",
         "    Args:",
-        f"        q: [B, S, H, D], {held}.",
-        "        k: [B, S, K, D], likewise.",
-        "        v: [B, S, K, E], likewise.",
+        *inputs,
         *wrap(f"mesh: {what}.", 98, initial_indent=" " * 8, subsequent_indent=" " * 12),
         "        scale: softmax scale; 1 / sqrt(D) if None.",
         f"        seq: {seq}.",
         "        return_lse: also return the log-sum-exp of the scores; the same on all ranks.",
         "",
         "    Returns:",
-        "        out [B, S, H, E] in q's dtype; with return_lse, also lse [B, H, S] in float32",
+        f"        out [B, {rows}, H, E] in q's dtype; with return_lse, also lse "
+        f"[B, H, {held.length(plan, 'lse')}] in float32",
         "        (float64 if q is).",
         "",
         "    Raises:",
@@ -62,6 +69,15 @@ def function(plan: Plan) -> str:
     return "\n".join([*lines, *(f"    {line}" if line else "" for line in _body(plan))])
 
 
+def _given(plan: Plan, name: str) -> str:
+    """What a rank's caller gives of a tensor."""
+    if held.whole(plan.program, name):
+        return "all of it, the same on every rank"
+    return (
+        "this rank's slice, as cut by `shard`" if plan.program.mesh.dims else "the whole sequence"
+    )
+
+
 def _body(plan: Plan) -> list[str]:
     names = plan.program.mesh.names
     groups = [variable(name) for name in names]
@@ -72,7 +88,7 @@ def _body(plan: Plan) -> list[str]:
         lines.append(f"{', '.join(groups)} = (mesh.get_group(name) for name in MESH)")
     lines += ["", *border.before(plan)]
     if plan.nest.stages or plan.program.replicated:
-        dims = results.group_dims(plan) if results.partial(plan) else plan.row_dims
+        dims = results.group_dims(plan) if levels.partial(plan) else plan.row_dims
         given = "".join(f", {variable(dim)}" for dim in dims)
         lines.append(f"out, lse = _attend(q, k, v{given}, scale)")
     else:
@@ -91,7 +107,7 @@ def check(plan: Plan) -> str:
     ]
     if mesh.dims:
         lines.append(_CHECK_MESH)
-    return "\n".join([*lines, _CHECK_TENSORS, *_check_sizes(plan)])
+    return "\n".join([*lines, _check_tensors(plan), *_check_sizes(plan)])
 
 
 _CHECK_MESH = """\
@@ -108,7 +124,7 @@ _CHECK_MESH = """\
     if q.device.type != mesh.device_type:
         raise ValueError(f"q is on {q.device}, the mesh on {mesh.device_type}")"""
 
-_CHECK_TENSORS = """\
+_CHECK_DTYPES = """\
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise RuntimeError("emitted without backward: call it under torch.no_grad()")
     names = f"q is {q.dtype}, k {k.dtype}, v {v.dtype}"
@@ -117,14 +133,36 @@ _CHECK_TENSORS = """\
     if q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"{names}: on CUDA the kernel takes float16 and bfloat16")
     if not q.device == k.device == v.device:
-        raise ValueError(f"q is on {q.device}, k on {k.device}, v on {v.device}: must be one")
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if not q.ndim == k.ndim == v.ndim == 4 or not q.shape[:2] == k.shape[:2] == v.shape[:2]:
-        raise ValueError(f"{shapes}: must be [B, S, H, D], [B, S, K, D], [B, S, K, E]")
+        raise ValueError(f"q is on {q.device}, k on {k.device}, v on {v.device}: must be one")"""
+
+_CHECK_HEADS = """\
     if q.shape[3] != k.shape[3] or k.shape[2] != v.shape[2] or not q.numel() or not v.numel():
         raise ValueError(f"{shapes}: must agree in D and K, and no size is 0")
     if q.is_cuda and max(q.shape[3], v.shape[3]) > 256:
         raise ValueError(f"{shapes}: on CUDA the kernel takes D and E up to 256")"""
+
+
+def _check_tensors(plan: Plan) -> str:
+    """The checks of dtypes, devices and shapes."""
+    tokens = {name: held.length(plan, name) for name in "qkv"}
+    both = "q.shape[:2] == k.shape[:2] == v.shape[:2]"
+    same = both if tokens["q"] == tokens["k"] else "k.shape[:2] == v.shape[:2]"
+    lines = [
+        _CHECK_DTYPES,
+        '    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"',
+        f"    if not q.ndim == k.ndim == v.ndim == 4 or not {same}:",
+        f'        raise ValueError(f"{{shapes}}: must be [B, {tokens["q"]}, H, D], '
+        f'[B, {tokens["k"]}, K, D], [B, {tokens["v"]}, K, E]")',
+    ]
+    if same != both:
+        whole, cut = ("q", "k") if tokens["q"] == "N" else ("k", "q")
+        words = "q must" if whole == "q" else "k and v must"
+        lines += [
+            f"    if q.shape[0] != k.shape[0] or {whole}.shape[1] != {cut}.shape[1] * WORLD_SIZE:",
+            f'        raise ValueError(f"{{shapes}}: {words} have the N = {{WORLD_SIZE}} S tokens '
+            'of all ranks")',
+        ]
+    return "\n".join([*lines, _CHECK_HEADS])
 
 
 def _check_sizes(plan: Plan) -> list[str]:
@@ -141,11 +179,17 @@ def _check_sizes(plan: Plan) -> list[str]:
             '        raise ValueError(f"{shapes}: H must be a multiple of K")',
         ]
     world = "WORLD_SIZE" if plan.program.mesh.dims else "1"
-    total = f"q.shape[1] * {world}" if plan.program.mesh.dims else "q.shape[1]"
-    if chunks > 1:
+    cut = next((x for x in "qk" if not held.whole(plan.program, x)), None)
+    total = f"{cut}.shape[1] * {world}" if cut and plan.program.mesh.dims else "q.shape[1]"
+    if chunks > 1 and cut:
         lines += [
-            f"    if q.shape[1] % {chunks}:",
+            f"    if {cut}.shape[1] % {chunks}:",
             '        raise ValueError(f"{shapes}: S must be even, two chunks of tokens")',
+        ]
+    if masks.mask_form(plan) == "stripes" and head_split(plan) == 1:
+        lines += [
+            "    if q.shape[1] < 2:",
+            '        raise ValueError(f"{shapes}: S must be at least 2")',
         ]
     where = f" on {{{world}}} ranks" if plan.program.mesh.dims else ""
     lines += [

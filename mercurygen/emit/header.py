@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from textwrap import wrap
 
+from mercurygen.emit import held, moves
 from mercurygen.emit.entry import global_multiple, head_split
+from mercurygen.emit.needed import cut_outside, need_form
 from mercurygen.emit.words import arrangement, mib, times
 from mercurygen.ir.mesh import cover
-from mercurygen.lower.plan import Gather, Plan, Swap, Walk
+from mercurygen.lower.events import Batch
+from mercurygen.lower.plan import Gather, Loop, Plan, Swap, Walk
 from mercurygen.lower.trace import trace
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.schedule.text import header_lines
@@ -20,17 +23,12 @@ def docstring(schedule: Schedule, plan: Plan) -> str:
     """The text between the module's triple quotes."""
     ranks = plan.program.mesh.size
     over = f"{ranks} GPUs: {arrangement(schedule.links)}" if ranks > 1 else "1 GPU"
-    held = (
-        "Every rank holds a slice of the sequence with all heads, and gets back the same slice of "
-        "the output."
-        if ranks > 1
-        else "The one rank holds the whole sequence."
-    )
+    holds = _holds(plan) if ranks > 1 else "The one rank holds the whole sequence."
     sections = [
         f"{_title(schedule)} over {over}.",
-        "\n".join(wrap(held, WIDTH)),
-        "Schedule\n" + "\n".join(f"    {line}" for line in _schedule_lines(schedule)),
-        _why(schedule),
+        "\n".join(wrap(holds, WIDTH)),
+        "Schedule\n" + "\n".join(f"    {line}" for line in schedule_lines(schedule)),
+        why(schedule),
         _traffic(schedule, plan),
         _memory(plan),
         _order(plan),
@@ -46,7 +44,23 @@ def _title(schedule: Schedule) -> str:
     return f"{'Causal' if problem.mask == 'causal' else 'Full'} {kind} attention"
 
 
-def _schedule_lines(schedule: Schedule) -> list[str]:
+def _holds(plan: Plan) -> str:
+    """What the caller has on a rank."""
+    names = held.all_whole(plan)
+    inputs = tuple(name for name in ("q", "k", "v") if name in names)
+    if not names:
+        return (
+            "Every rank holds a slice of the sequence with all heads, and gets back the same slice "
+            "of the output."
+        )
+    cut = tuple(name for name in ("q", "k", "v") if name not in names)
+    has = [f"all of {held.listed(inputs)}"] if inputs else []
+    has += [f"a slice of the sequence of {held.listed(cut)} with all heads"] if cut else []
+    back = "all of the output" if "out" in names else "the same slice of the output"
+    return f"Every rank holds {' and '.join(has)}, and gets back {back}."
+
+
+def schedule_lines(schedule: Schedule) -> list[str]:
     """The schedule's own lines, the keyword in a column of its own; long ones continue."""
     lines = []
     for line in (*header_lines(schedule), *map(str, schedule.directives)):
@@ -59,7 +73,7 @@ def _schedule_lines(schedule: Schedule) -> list[str]:
     return lines
 
 
-def _why(schedule: Schedule) -> str:
+def why(schedule: Schedule) -> str:
     """What the schedule's comments say of the choice: the lines `# why: ...`.
 
     They are somebody's text in a docstring: only ASCII, no quote that could end it, no escape.
@@ -112,26 +126,69 @@ def _swap_row(plan: Plan, swap: Swap) -> tuple[str, str, str]:
 def _stage_rows(plan: Plan) -> list[tuple[str, str, str]]:
     """How the tiles come, stage by stage; inner stages run once for every tile of the outer."""
     rows = []
-    nest, mesh = plan.nest, plan.program.mesh
-    split = [d for d in mesh.names if plan.program.stored(plan.program.tensor("k"), d)]
-    rounds = 1
-    for stage in nest.stages:
+    nest = plan.nest
+    rounds, gathered = 1, set()
+    for loop in nest.loops:
+        rounds = _loop_rows(plan, loop, rounds, gathered, rows)
+        if loop.outputs:
+            rows.append(moves.home_row(plan, loop))
+    return rows + [moves.reduce_row(plan, reduce) for reduce in nest.reduces]
+
+
+def _loop_rows(
+    plan: Plan,
+    loop: Loop,
+    rounds: int,
+    gathered: set[tuple[str, str]],
+    rows: list[tuple[str, str, str]],
+) -> int:
+    """Add the rows of a loop that runs so many times; return how often its tiles come by."""
+    mesh = plan.program.mesh
+    tensors = " and ".join(loop.tensors)
+    for stage in loop.stages:
         size = mesh.extent(stage.dim)
-        tile = sum(plan.nbytes(name, tuple(split)) for name in nest.tensors)
-        tensors = " and ".join(nest.tensors)
+        tile = 0
+        for name in loop.tensors:
+            stored = [d for d in mesh.names if plan.program.stored(plan.program.tensor(name), d)]
+            tile += plan.nbytes(name, tuple(d for d in stored if (name, d) not in gathered))
         match stage:
             case Walk():
-                steps = rounds * (size - 1)
-                rows.append(
-                    (stage.dim, "ring", f"{tensors} {mib(tile)} a step, {times(steps, 'step')}")
-                )
+                words = _walk_cells(plan, stage, f"{tensors} {mib(tile)}", rounds)
+                rows += [(stage.dim, *words)] if loop.tensors else []
                 rounds *= size
             case Gather():
                 sent = mib(tile * (size - 1))
                 often = f", {times(rounds, 'time')}" if rounds > 1 else ""
                 rows.append((stage.dim, "all-gather", f"{tensors} {sent}{often}"))
-                split.remove(stage.dim)
-    return rows
+                gathered |= {(name, stage.dim) for name in loop.tensors}
+    return rounds
+
+
+def _walk_cells(plan: Plan, walk: Walk, tile: str, rounds: int) -> tuple[str, str]:
+    """How the tiles of a walk come, and how much each rank sends for it."""
+    size, word = plan.program.mesh.extent(walk.dim), "direct" if walk.direct else "ring"
+    if walk.both and size > 2:
+        steps = times(rounds * (size // 2), "step")
+        return "ring both ways", f"{tile} a step and way, {steps}"
+    steps = times(rounds * (size - 1), "step")
+    if not walk.direct and not cut_outside(plan, walk.dim) or need_form(plan) == "whole":
+        return word, f"{tile} a step, {steps}"
+    sent = _sent(plan, walk.dim)
+    least, most = mib(min(sent)), mib(max(sent))
+    amount = most if least == most else f"{least} to {most} by rank"
+    return word, f"{' and '.join(plan.nest.tensors)} {amount}, {steps}: what the mask leaves"
+
+
+def _sent(plan: Plan, dim: str) -> list[int]:
+    """Bytes that every rank sends in batches along a dimension."""
+    found = []
+    for rank in range(plan.program.mesh.size):
+        played = trace(plan, rank)
+        batches = [event for event in played.events if isinstance(event, Batch)]
+        sends = [message for batch in batches if batch.dim == dim for message in batch.sends]
+        sizes = (played.buffers[m.buffer].nbytes if m.nbytes is None else m.nbytes for m in sends)
+        found.append(sum(sizes))
+    return found
 
 
 # --- memory, order, shapes ------------------------------------------------------------------
@@ -164,6 +221,11 @@ def _order(plan: Plan) -> str:
         if plan.program.mask == "causal" and plan.row_dims:
             text += " Under the causal mask the last ranks have the most to do."
         return "\n".join(wrap(text, WIDTH))
+    if order.kind == "striped":
+        text = f"Striped: rank r owns every {ranks}th token, from token r on."
+        if plan.program.mask == "causal" and plan.row_dims:
+            text += " Under the causal mask all ranks do the same work."
+        return "\n".join(wrap(text, WIDTH))
     text = (
         "Zigzag over all ranks (as Megatron and torchtitan shard): the sequence is cut into "
         f"{2 * ranks} chunks and rank r owns chunks r and {2 * ranks - 1} - r."
@@ -179,6 +241,7 @@ def _order(plan: Plan) -> str:
 def _shapes(plan: Plan) -> str:
     mesh, split = plan.program.mesh, head_split(plan)
     slice_ = "its slice of the sequence" if mesh.dims else "the sequence"
+    slice_ += ", N the whole sequence" if held.all_whole(plan) else ""
     text = (
         f"Shapes on one rank: B batch, S {slice_}, H heads, K key/value heads, "
         "D head size of q and k, E of v and out"

@@ -27,10 +27,12 @@ from mercurygen.lower.events import (
     Cast,
     Collective,
     Cut,
+    Cuts,
     Event,
     Fill,
     Kernel,
     Merge,
+    Operand,
     Pack,
     Return,
     Trace,
@@ -40,6 +42,7 @@ from mercurygen.lower.events import (
     Weigh,
 )
 from mercurygen.lower.plan import Plan
+from mercurygen.lower.visible import Block
 
 
 class Playback:
@@ -53,6 +56,7 @@ class Playback:
         self.index = self.compared = 0
         self.bound: dict[int, Storage] = {}
         self.sources: dict[int, tuple[int, int]] = {}  # of a copy: of what, of which contents
+        self.taken: dict[int, Cuts] = {}  # of a copy of a part, which part
         self.filled: dict[int, float] = {}
         self.contents = [0] * len(trace.buffers)
         self.returns: dict[str, int] = {}  # buffer by name
@@ -107,8 +111,9 @@ class Playback:
                     return event
                 case Pack(source, target) | Unpack(source, target) | Cast(source, target):
                     self.sources[target] = (source, self.contents[source])
-                case Cut(source, target):
+                case Cut(source, target, cuts):
                     self.sources[target] = (source, self.contents[source])
+                    self.taken[target] = cuts
                 case Fill(outputs):
                     self.filled |= dict(zip(outputs, (0.0, float("-inf")), strict=True))
                 case Return(name, buffer):
@@ -158,6 +163,7 @@ class Playback:
         if known is None and storage.buffer is None:
             if number in self.sources:
                 fits = self.plan_root(number) == self.text_root(storage)
+                fits = fits and self.fits_cuts(number, storage)
             else:
                 fits = storage.made == self.filled.get(number, "empty")
             if fits and storage.nbytes == self.trace.buffers[number].nbytes:
@@ -169,6 +175,18 @@ class Playback:
             raise Complaint(
                 f"{what}: the plan has {plan.label}, {plan.nbytes} bytes, the text {text}"
             )
+
+    def fits_cuts(self, number: int, storage: Storage) -> bool:
+        """Whether a copy of a part is of the plan's part: so many tokens from the front on."""
+        if number not in self.taken:
+            return True
+        ((_, start, stop),) = self.taken[number] or ((None, 0, 0),)
+        if storage.taken is None:
+            return False
+        base, cuts = storage.taken
+        want = [(0, size) for size in base]
+        want[1] = (start * self.plan.chunk, stop * self.plan.chunk)
+        return list(cuts) == want
 
     def name(self, storage: Storage) -> str:
         """A storage, for people."""
@@ -194,15 +212,16 @@ class Playback:
 
     # --- the text's side ----------------------------------------------------------------------
 
-    def moved(self, what: str, number: int, tensor: Tensor, into: bool = False) -> None:
-        """A transfer's operand: a whole dense buffer."""
-        if (
-            not isinstance(tensor, Tensor)
-            or not tensor.whole
-            or not tensor.is_dense
-            or not tensor.sure
-        ):
-            raise Complaint(f"{what}: not all of a buffer, or not sure to be contiguous")
+    def moved(
+        self, what: str, number: int, tensor: Tensor, nbytes: int | None, into: bool = False
+    ) -> None:
+        """A transfer's operand: a whole dense buffer, or so many bytes at its front."""
+        if not isinstance(tensor, Tensor) or not tensor.is_dense or not tensor.sure:
+            raise Complaint(f"{what}: not sure to be contiguous")
+        if not (tensor.whole if nbytes is None else tensor.at_front):
+            raise Complaint(f"{what}: not all of a buffer, or not what stands at its front")
+        if nbytes is not None:
+            self.same(f"{what}, bytes", nbytes, tensor.numel() * tensor.dtype.itemsize)
         self.bind(what, number, tensor.storage)
         if into:
             tensor.storage.arriving = True
@@ -240,7 +259,8 @@ class Playback:
                 what = f"operation {i} that {verb} along {event.dim}"
                 self.same(f"{what}, group", event.dim, op.group.dim)
                 self.same(f"{what}, peer", message.peer, op.peer)
-                self.moved(what, message.buffer, op.tensor, into=verb == "receives")
+                into = verb == "receives"
+                self.moved(what, message.buffer, op.tensor, message.nbytes, into)
         return self.works(event.op, len(ops), [op.tensor for op in recvs])
 
     def collective(
@@ -250,8 +270,8 @@ class Playback:
         event = self.expect(Collective, f"starts an {kind} over {group.dim}")
         self.same("collective", event.kind, kind)
         self.same(f"{kind}, group", event.dim, group.dim)
-        self.moved(f"{kind}, source", event.source, x)
-        self.moved(f"{kind}, target", event.target, into, into=True)
+        self.moved(f"{kind}, source", event.source, x, None)
+        self.moved(f"{kind}, target", event.target, into, None, into=True)
         (work,) = self.works(event.op, 1, [into])
         return work if async_op else work.wait()
 
@@ -262,32 +282,45 @@ class Playback:
         self.same("all-reduce, group", event.dim, group.dim)
         how = getattr(op, "path", "sum").rpartition(".")[2].lower()
         self.same("all-reduce", event.reduce, how)
-        self.moved("all-reduce, source", event.source, x)
-        self.moved("all-reduce, target", event.target, x, into=True)
+        self.moved("all-reduce, source", event.source, x, None)
+        self.moved("all-reduce, target", event.target, x, None, into=True)
         (work,) = self.works(event.op, 1, [x])
         work.wait()
 
-    def part(self, name: str, tensor: Tensor, chunks: tuple[int, int] | None) -> None:
-        """A part of a tensor of the operator: these chunks of its sequence, or all of it."""
+    def part(self, name: str, tensor: Tensor, chunks: tuple[int, int] | None, less=(0, 0)) -> None:
+        """A part of a tensor of the operator: these chunks of its sequence, or all of it.
+
+        Args:
+            name: of the tensor.
+            tensor: what the text has.
+            chunks: a range; None: all.
+            less: tokens that are left out at its ends.
+        """
         at = self.program.tensor(name).dimension(self.program.sequence(self.program.tensor(name)))
-        want = [(0, size) for size in tensor.storage.shape]
+        want = [(0, size) for size in tensor.base]
         if chunks:
-            want[at] = (chunks[0] * self.plan.chunk, chunks[1] * self.plan.chunk)
+            first, last = (chunk * self.plan.chunk for chunk in chunks)
+            want[at] = (first + less[0], last - less[1])
         if tensor.cuts is None or list(tensor.cuts) != want:
             raise Complaint(f"part of {name}: the plan has {want}, the text {tensor.cuts}")
+
+    def of_block(self, name: str, tensor: Tensor, block: Block, operand: Operand) -> None:
+        """A part of a tensor of the operator: the rows, or the columns, of a block of it."""
+        axis = self.program.sequence(self.program.tensor(name))
+        by_rows, less = axis == self.program.mask_axes[0], int(block.below)
+        span = block.rows if by_rows else block.cols
+        start = next((start for each, start, _ in operand.cuts if each == axis), 0)
+        ends = (less, 0) if by_rows else (0, less)
+        self.part(name, tensor, (start + span[0], start + span[1]), ends)
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, scale: Any, causal: Any) -> Any:
         """`_block_forward`."""
         event = self.expect(Kernel, "runs the kernel")
-        rows = self.program.mask_axes[0]
         tensors = zip(self.program.inputs, (q, k, v), event.inputs, strict=True)
         for declared, tensor, operand in tensors:
             name = declared.name
             self.bind(f"{name} of the kernel", operand.buffer, tensor.storage)
-            axis = self.program.sequence(declared)
-            first, last = event.block.rows if axis == rows else event.block.cols
-            start = next((start for each, start, _ in operand.cuts if each == axis), 0)
-            self.part(name, tensor, (start + first, start + last))
+            self.of_block(name, tensor, event.block, operand)
         self.same("causal", event.block.causal, causal)
         self.same("scale", self.scale, scale)
         out = Tensor.new([*q.shape[:3], v.shape[3]], self.dtype, "kernel", sure=False)
@@ -311,7 +344,7 @@ class Playback:
             raise Complaint("merges something else than the block's result")
         for name, operand, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
             self.bind(f"{name} of the merge", operand.buffer, tensor.storage)
-            self.part(name, tensor, event.block.rows)
+            self.of_block(name, tensor, event.block, operand)
             tensor.storage.contents += 1
             self.contents[operand.buffer] += 1
         self.merging = None

@@ -6,68 +6,12 @@ inside it, and `_partial` for what is inside all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from mercurygen.emit.border import outer_argument
-from mercurygen.emit.templates import render
-from mercurygen.emit.words import letters, variable
+from mercurygen.emit import held
+from mercurygen.emit.border import runs_argument
+from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
+from mercurygen.emit.ways import reduce_outer, reductions, ways_home
+from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Gather, Loop, Plan, Reduce
-
-PAIR = "tuple[Tensor, Tensor]"
-SHAPES = (
-    '    """q [B, s, h, D], k [B, s, k, D], v [B, s, k, E] -> out [B, s, h, E], lse [B, h, s]"""'
-)
-
-
-def partial(plan: Plan) -> bool:
-    """Whether ranks have results for others' queries."""
-    return bool(plan.nest.reduces) or any(loop.outputs for loop in plan.nest.loops)
-
-
-def blind_rows(plan: Plan) -> bool:
-    """Whether partial results have rows that see no key of theirs."""
-    return partial(plan) and plan.program.mask != "full" and plan.nest.begin != "only"
-
-
-def merged(plan: Plan) -> bool:
-    """Whether partial results are merged here, not by a sum over the ranks."""
-    return any(r.axis for r in plan.nest.reduces) or any(x.outputs for x in plan.nest.loops)
-
-
-@dataclass(frozen=True)
-class Level:
-    """One function of the nest.
-
-    Attributes:
-        gathers: loops whose tensors are gathered first.
-        loop: whose tiles come by; None: of the innermost, which may have none.
-        last: whether the body runs inside it.
-    """
-
-    gathers: tuple[Loop, ...]
-    loop: Loop | None
-    last: bool
-
-    @property
-    def home(self) -> str | None:
-        """How the results of the loop go to the owners of its tiles, if they do."""
-        return self.loop.home if self.loop else None
-
-
-def levels(plan: Plan) -> tuple[Level, ...]:
-    """The functions of the nest, outermost first."""
-    found: list[Level] = []
-    gathers: tuple[Loop, ...] = ()
-    for loop in plan.nest.loops:
-        if not loop.walks:
-            gathers = (*gathers, loop)
-            continue
-        found.append(Level(gathers, loop, False))
-        gathers = ()
-    last = found[-1] if found else None
-    if last is None or last.home:
-        return (*found, Level(gathers, None, True))
-    return (*found[:-1], Level(last.gathers, last.loop, True))
 
 
 def not_emitted(plan: Plan) -> str | None:
@@ -79,6 +23,8 @@ def not_emitted(plan: Plan) -> str | None:
             return "partial results of rings inside rings"
         if not loop.tensors and not _cut_evenly(plan, loop):
             return "results that go home from tokens in this order"
+    if any(reduce.dtype for reduce in plan.nest.reduces):
+        return "partial results that cross links in less than float32"
     if plan.nest.begin == "first" and plan.program.mask != "full":
         return "partial results that begin with a block that the mask cuts"
     return None
@@ -92,91 +38,6 @@ def _cut_evenly(plan: Plan, loop: Loop) -> bool:
         order.dims[0] == dim
         or all(mesh.extent(d) == 1 for d in order.dims[: order.dims.index(dim)])
     )
-
-
-class Names:
-    """How the functions of a plan's nest are called, and what they are given."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.program = plan, plan.program
-        self.letters = letters(plan.program.mesh.dims)
-        self.levels = levels(plan)
-        self.causal = plan.program.mask != "full"
-        self.raw = plan.nest.begin == "only"  # results are as the kernel leaves them
-        self.trimmed = self.raw and self.causal
-
-    def function(self, index: int) -> str:
-        """The name of a level's function."""
-        if index == 0 and not self.plan.nest.reduces:
-            return "_attend"
-        level = self.levels[index]
-        return "_partial" if level.last else f"_attend_along_{level.loop.walks[-1].dim}"
-
-    def is_block(self, index: int) -> bool:
-        """Whether a level is nothing but one call of the kernel."""
-        level = self.levels[index]
-        return self.raw and not self.causal and not level.loop and not level.gathers
-
-    def places(self, index: int) -> list[str]:
-        """Dimensions whose owner the loops around a level have fixed."""
-        if not self.causal:
-            return []
-        return [level.loop.walks[-1].dim for level in self.levels[:index]]
-
-    def groups(self, index: int) -> list[str]:
-        """Dimensions whose communicator a level or what is inside it needs."""
-        used = set(self.own_places()) if self.causal else set()
-        for level in self.levels[index:]:
-            loops = (*level.gathers, *([level.loop] if level.loop else []))
-            used |= {stage.dim for loop in loops for stage in loop.stages}
-        return [dim for dim in self.program.mesh.names if dim in used]
-
-    def own_places(self) -> list[str]:
-        """Dimensions along which a rank's own place says what it works on."""
-        rows, cols = self.program.mask_axes
-        own = []
-        for dim in self.program.order.dims:
-            axis = self.program.parallel_axis(dim)
-            if axis in (rows, cols) and not (axis == rows and self.walked(rows, dim)):
-                if axis == rows or not self.walked(cols, dim):
-                    own.append(dim)
-        return own
-
-    def walked(self, axis: str, dim: str) -> bool:
-        """Whether tiles along an axis come by, or go home, along a dimension."""
-        return any(
-            loop.axis == axis and any(walk.dim == dim for walk in loop.walks)
-            for loop in self.plan.nest.loops
-        )
-
-    def chunks(self, axis: str, **other: str) -> str:
-        """The chunks of a tile's tokens along an axis of the mask, as the text has them."""
-        held = []
-        for dim in self.program.order.dims:
-            if dim in other:
-                held.append(f"[{other[dim]}]")
-            elif self.walked(axis, dim):
-                held.append(f"[{self.letters[dim]}]")
-            elif self.program.parallel_axis(dim) == axis:
-                held.append(f"[{variable(dim)}.rank()]")
-            else:
-                held.append(f'range(MESH["{dim}"])')
-        return f"_chunks({', '.join(held)})"
-
-    def call(self, index: int, q: str = "q", k: str = "k", v: str = "v") -> str:
-        """A call of a level, on these tensors."""
-        if self.is_block(index):
-            return f"_block_forward({q}, {k}, {v}, scale, causal=False)"
-        places = [self.letters[dim] for dim in self.places(index)]
-        groups = [variable(dim) for dim in self.groups(index)]
-        return f"{self.function(index)}({', '.join([q, k, v, *places, *groups, 'scale'])})"
-
-    def signature(self, name: str, places: list[str], groups: list[str], result: str) -> str:
-        """The first line of a function."""
-        given = [f"{self.letters[dim]}: int" for dim in places]
-        given += [f"{variable(dim)}: dist.ProcessGroup" for dim in groups]
-        more = "".join(f", {each}" for each in given)
-        return f"def {name}(q: Tensor, k: Tensor, v: Tensor{more}, scale: float) -> {result}:"
 
 
 def heading(plan: Plan) -> str:
@@ -207,7 +68,7 @@ def functions(plan: Plan) -> list[str]:
     for index in range(len(names.levels)):
         if not names.is_block(index):
             texts.append(_function(names, index))
-    return [*texts, *_ways_home(names), *_reductions(plan)]
+    return [*texts, *ways_home(names), *reductions(plan)]
 
 
 def _reducing(names: Names) -> str:
@@ -215,7 +76,7 @@ def _reducing(names: Names) -> str:
     plan = names.plan
     lines = [
         names.signature("_attend", [], group_dims(plan), PAIR),
-        SHAPES,
+        _shapes(names.plan),
         f"    out, lse = {names.call(0)}",
     ]
     if names.raw:
@@ -227,6 +88,13 @@ def _reducing(names: Names) -> str:
         else:
             lines.append(f"    out, lse = _reduce_scatter(out, lse, {group}{_outer(plan, reduce)})")
     return "\n".join([*lines, "    return out.to(q.dtype), lse"])
+
+
+def _shapes(plan: Plan) -> str:
+    """What `_attend` is given and returns."""
+    q, k, out, lse = (held.length(plan, x).replace("S", "s") for x in ("q", "k", "out", "lse"))
+    given = f"q [B, {q}, h, D], k [B, {k}, k, D], v [B, {k}, k, E]"
+    return f'    """{given} -> out [B, {out}, h, E], lse [B, h, {lse}]"""'
 
 
 def _function(names: Names, index: int) -> str:
@@ -262,16 +130,13 @@ def _doc(names: Names, index: int, whole: bool) -> list[str]:
     """What a level does."""
     level = names.levels[index]
     if whole:
-        return [SHAPES]
+        return [_shapes(names.plan)]
     if not level.last:
         dim = level.loop.walks[-1].dim
-        return [
-            f'    """Out and lse of our queries over the keys that all ranks along {dim} have here."""'
-        ]
+        text = f"Out and lse of our queries over the keys that all ranks along {dim} have here."
+        return [f'    """{text}"""']
     if names.trimmed:
-        return [
-            '    """Out and lse of the rows of q that see some of the keys: [] if there are none."""'
-        ]
+        return ['    """Out and lse of the rows of q that see a key of k; [] if there are none."""']
     if names.raw:
         return ['    """Out and lse of q over our keys, as the kernel leaves them."""']
     keys = "all keys that come by" if level.loop else "the keys k"
@@ -307,7 +172,7 @@ def _tiles(names: Names, loop: Loop, index: int, stages: tuple) -> str:
     tiles = f"({own[0]},)" if len(own) == 1 else f"({', '.join(own)})"
     for stage in stages:
         if isinstance(stage, Gather):
-            group = f"{variable(stage.dim)}{outer_argument(names.plan, stage.join)}"
+            group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
             tiles = f"_gather({tiles}, {group})"
     return tiles
 
@@ -320,7 +185,7 @@ def _walk(names: Names, index: int) -> str:
         return f"_by_owner(q, {variable(walk.dim)})"
     call = f"_walk_ring({_tiles(names, loop, index, loop.leading)}, {variable(walk.dim)})"
     for stage in loop.walking[1:]:
-        group = f"{variable(stage.dim)}{outer_argument(names.plan, stage.join)}"
+        group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
         call = f"_gather_ahead({call}, {group})"
     return call
 
@@ -332,20 +197,16 @@ def _home(names: Names, index: int) -> tuple[str, str]:
     owner, tile = names.letters[dim], "(queries,)" if loop.tensors else "queries"
     inner = names.call(index + 1, q="queries")
     share = f"({owner}, {inner})" if loop.home == "direct" else inner
-    target = f"{owner}, {tile}" if with_owner(plan) else tile
+    named = owner if loop.home == "direct" or names.causal else "_"
+    target = f"{named}, {tile}" if with_owner(plan) else tile
     way = "_to_owners" if loop.home == "direct" else "_carry"
     line = f"    shares = ({share} for {target} in {_walk(names, index)})"
     return line, f"{way}(shares, {variable(dim)})"
 
 
-def with_owner(plan: Plan) -> bool:
-    """Whether a walk says whose tile it yields."""
-    return plan.program.mask != "full" or any(x.home == "direct" for x in plan.nest.loops)
-
-
 def _ring(names: Names, index: int) -> list[str]:
     """A loop around others whose results go home."""
-    owner = names.letters[names.levels[index].loop.walks[-1].dim]
+    owner = names.letters[names.levels[index].loop.walks[-1].dim] if names.causal else "_"
     tile = f"{owner}, (keys, values)" if with_owner(names.plan) else "keys, values"
     inner = names.call(index + 1, k="keys", v="values")
     return [
@@ -367,10 +228,11 @@ def _body(names: Names, index: int) -> list[str]:
     rows, cols = (names.chunks(axis) for axis in names.program.mask_axes)
     block = "_block_forward(q[:, rows], {k}[:, cols], {v}[:, cols], scale, causal)"
     if names.trimmed:
+        share = block.format(k="k", v="v")
         return [
             f"    theirs, mine = {rows}, {cols}",
             "    blocks = _visible(theirs, mine, q.shape[1] // len(theirs))  # one at most",
-            f"    return [x for rows, cols, causal in blocks for x in {block.format(k='k', v='v')}]",
+            f"    return [x for rows, cols, causal in blocks for x in {share}]",
         ]
     lines = [
         "    dtype = torch.promote_types(q.dtype, torch.float32)",
@@ -410,85 +272,6 @@ def _first(names: Names, index: int) -> list[str]:
         f"        _merge(out, lse, *{block})",
         "    return out, lse",
     ]
-
-
-# --- ways home and reductions ---------------------------------------------------------------
-
-
-def _ways_home(names: Names) -> list[str]:
-    """Functions that bring results to the owners of their queries."""
-    plan = names.plan
-    loops = [loop for loop in plan.nest.loops if loop.outputs]
-    texts = []
-    if any(not loop.tensors for loop in loops):
-        relayed = any(loop.home == "relayed" for loop in loops if not loop.tensors)
-        owner = with_owner(plan)
-        texts.append(
-            render(
-                "by_owner",
-                relayed=relayed,
-                owner=owner,
-                yields="tuple[int, Tensor]" if owner else "Tensor",
-                what="(owner, queries)" if owner else "the queries",
-            )
-        )
-    shares = "list[Tensor]" if names.trimmed else PAIR
-    for home in dict.fromkeys(loop.home for loop in loops):
-        if home == "direct":
-            texts.append(_to_owners(names, shares))
-        else:
-            alone = any(not loop.tensors for loop in loops if loop.home == "relayed")
-            texts.append(render("carry", alone=alone, raw=names.raw))
-    if names.raw and loops:
-        dense = "list[Tensor]" if names.trimmed else "tuple[Tensor, ...]"
-        values = {"share_type": shares, "dense_type": dense, "trimmed": names.trimmed}
-        texts.append(render("dense", **values))
-    return texts
-
-
-def _to_owners(names: Names, shares: str) -> str:
-    loop = next(loop for loop in names.plan.nest.loops if loop.home == "direct")
-    dim = loop.walks[-1].dim
-    rows, cols = names.program.mask_axes
-    part = "tuple[Tensor, ...]"
-    return render(
-        "to_owners",
-        trimmed=names.trimmed,
-        raw=names.raw,
-        share_type=shares,
-        arriving_type=f"tuple[slice, {part}]" if names.trimmed else part,
-        sends_type=shares if names.trimmed else part,
-        recvs_type="Iterable[Tensor]" if names.trimmed else part,
-        mine=names.chunks(rows, **{dim: "me"}).removeprefix("_chunks(").removesuffix(")"),
-        theirs=names.chunks(cols, **{dim: "peer"}).removeprefix("_chunks(").removesuffix(")"),
-    )
-
-
-def _reductions(plan: Plan) -> list[str]:
-    """Functions that merge what all ranks of a dimension have."""
-    texts, outer = [], reduce_outer(plan)
-    kinds = dict.fromkeys(reduce.axis is None for reduce in plan.nest.reduces)
-    for everywhere in kinds:
-        if everywhere:
-            texts.append(render("all_reduce", causal=plan.program.mask != "full"))
-            continue
-        texts.append(
-            render(
-                "scatter",
-                zigzag=plan.program.order.halves == 2,
-                runs=outer,
-                parameter=", outer: int" if outer else "",
-                argument=", outer" if outer else "",
-            )
-        )
-        if not plan.before:  # else the border has it
-            texts.append(render("all_to_all"))
-    return texts
-
-
-def reduce_outer(plan: Plan) -> bool:
-    """Whether a reduction deals tokens of slower dimensions that are here."""
-    return any(reduce.join and reduce.join.outer > 1 for reduce in plan.nest.reduces)
 
 
 def _outer(plan: Plan, reduce: Reduce) -> str:

@@ -33,6 +33,7 @@ class Storage:
         nbytes: its size.
         made: how: "input", "empty", "copy", "kernel", or filled with a number.
         source: what it is a copy of, and of which of its contents.
+        taken: if that is a part of it: the shape of the whole, and which part.
         contents: counts what was written to it.
         arriving: whether a transfer writes to it.
         buffer: number in the plan's trace, once known.
@@ -42,6 +43,7 @@ class Storage:
         self, shape: Sequence[int], nbytes: int, made: Any, source: tuple[Storage, int] | None
     ) -> None:
         self.shape, self.nbytes, self.made, self.source = tuple(shape), nbytes, made, source
+        self.taken: tuple[tuple[int, ...], tuple[tuple[int, int], ...]] | None = None
         self.contents, self.arriving = 0, False
         self.buffer: int | None = None
 
@@ -57,8 +59,10 @@ class Tensor(Host):
     """A view of a storage.
 
     Attributes:
-        cuts: per dimension of the storage's own shape the range that it views, while it is
-            nothing but cut along them; else None.
+        base: the shape that it is seen as a cut of: the storage's own, or, of what lies dense at
+            the storage's front, the shape that this was given.
+        cuts: per dimension of the base the range that it views, while it is nothing but cut
+            along them; else None.
         sure: whether the strides are known, not only likely, as those of the caller's inputs.
         part: of what `unbind` gave, which it is.
     """
@@ -78,18 +82,21 @@ class Tensor(Host):
         strides: Sequence[int],
         sure: bool,
         cuts: tuple[tuple[int, int], ...] | None = None,
+        base: Sequence[int] | None = None,
     ) -> None:
         if len(shape) > MOST_DIMS:
             raise Complaint(f"not understood: a tensor of {len(shape)} dimensions")
         self.storage, self.shape, self.dtype = storage, tuple(shape), dtype
         self.strides, self.sure, self.cuts = tuple(strides), sure, cuts
+        self.base = storage.shape if base is None else tuple(base)
 
     @classmethod
     def new(
         cls, shape: Sequence[int], dtype: Dtype, made: Any, *, source: Any = None, sure: bool = True
     ) -> Tensor:
         """A tensor with a storage of its own."""
-        if any(type(size) is not int or size <= 0 for size in shape):
+        least = 0 if made == "copy" else 1  # nothing of a tile may be read: an empty copy is made
+        if any(type(size) is not int or size < least for size in shape):
             raise Complaint(f"a tensor of shape {tuple(shape)}")
         storage = Storage(shape, prod(shape) * dtype.itemsize, made, source)
         return cls(storage, shape, dtype, _dense(shape), sure, tuple((0, size) for size in shape))
@@ -103,6 +110,12 @@ class Tensor(Host):
     def whole(self) -> bool:
         """Whether it is all of its storage."""
         return prod(self.shape) * self.dtype.itemsize == self.storage.nbytes
+
+    @property
+    def at_front(self) -> bool:
+        """Whether it surely is a dense run from the first element of its storage on."""
+        starts = self.cuts is not None and all(start == 0 for start, _ in self.cuts)
+        return starts and self.is_dense and self.sure
 
     @property
     def is_dense(self) -> bool:
@@ -131,7 +144,9 @@ class Tensor(Host):
         """Itself if it surely is dense, else a copy."""
         if not self.is_dense:
             return copied([self], self.shape, self.dtype)
-        return Tensor(self.storage, self.shape, self.dtype, self.strides, True, self.cuts)
+        return Tensor(
+            self.storage, self.shape, self.dtype, self.strides, True, self.cuts, self.base
+        )
 
     def clone(self, *, memory_format: object, dtype: Dtype | None = None) -> Tensor:
         """A dense copy, whatever it is."""
@@ -189,9 +204,15 @@ class Tensor(Host):
             raise Complaint(f"unflatten of {size} into {sizes}")
         inner = [(n, s * stride) for n, s in zip(sizes, _dense(sizes), strict=True)]
         dim %= self.ndim
-        return self.view([*self.dims()[:dim], *inner, *self.dims()[dim + 1 :]])
+        view = self.view([*self.dims()[:dim], *inner, *self.dims()[dim + 1 :]])
+        return view.as_base() if self.at_front else view
 
-    def flatten(self, first: int, last: int) -> Tensor:
+    def as_base(self) -> Tensor:
+        """Itself, as what cuts are seen from."""
+        self.base, self.cuts = self.shape, tuple((0, size) for size in self.shape)
+        return self
+
+    def flatten(self, first: int = 0, last: int = -1) -> Tensor:
         """Several dimensions as one; a copy where strides do not allow a view."""
         first, last = first % self.ndim, last % self.ndim
         dims = self.dims()
@@ -200,7 +221,8 @@ class Tensor(Host):
         if any(a[1] != b[0] * b[1] for a, b in zip(run, run[1:], strict=False)):
             shape = [*self.shape[:first], size, *self.shape[last + 1 :]]
             return copied([self], shape, self.dtype)
-        return self.view([*dims[:first], (size, run[-1][1]), *dims[last + 1 :]])
+        view = self.view([*dims[:first], (size, run[-1][1]), *dims[last + 1 :]])
+        return view.as_base() if self.at_front else view
 
     def chunk(self, count: int, dim: int) -> tuple[Tensor, ...]:
         """Equal parts along a dimension; no copy."""
@@ -230,7 +252,7 @@ class Tensor(Host):
             if cuts:
                 cuts[i] = (cuts[i][0] + taken.start, cuts[i][0] + taken.stop)
         view = self.view(dims)
-        view.cuts = tuple(cuts) if cuts else None
+        view.cuts, view.base = tuple(cuts) if cuts else None, self.base
         return view
 
     def new_empty(self, *shape: int, dtype: Dtype | None = None) -> Tensor:
@@ -292,7 +314,10 @@ def copied(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tenso
         raise Complaint("copies a buffer that a transfer is still writing to")
     one, *others = storages
     source = None if others else (one, one.contents)
-    return Tensor.new(shape, dtype, "copy", source=source)
+    made = Tensor.new(shape, dtype, "copy", source=source)
+    if len(parts) == 1 and parts[0].cuts is not None:
+        made.storage.taken = parts[0].base, parts[0].cuts
+    return made
 
 
 def cat(parts: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:

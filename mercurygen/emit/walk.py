@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from mercurygen.emit.border import needs_outer, outer_argument
-from mercurygen.emit.loops import leading, levels, walking
-from mercurygen.emit.nest import Form, mask_form
+from mercurygen.emit import direct, rings
+from mercurygen.emit.border import needs_runs, runs_argument, runs_name
+from mercurygen.emit.levels import with_owner
+from mercurygen.emit.loops import leading, levels, walked, walking
+from mercurygen.emit.masks import Form, mask_form
+from mercurygen.emit.rings import TILES
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Gather, Plan
-
-TILES = "tuple[Tensor, ...]"
 
 
 def functions(plan: Plan) -> list[str]:
@@ -19,11 +20,11 @@ def functions(plan: Plan) -> list[str]:
     nest = plan.nest
     texts = []
     if len(levels(plan)) > 1:
-        texts += [_walk_tiles(plan), _spare(plan)]
+        texts += [_walk_tiles(plan), rings.spare(plan)]
     if walking(plan):
-        texts.append(_walk_ring(plan))
-    if walking(plan) or any(loop.home == "relayed" for loop in nest.loops):
-        texts.append(render("shift"))
+        texts += rings.functions(plan)
+    elif any(loop.home == "relayed" for loop in nest.loops):
+        texts.append(rings.plain_shift())
     if any(isinstance(stage, Gather) for loop in nest.loops for stage in loop.walking):
         texts.append(_gather_ahead(plan))
     if leading(plan):
@@ -35,59 +36,6 @@ def functions(plan: Plan) -> list[str]:
     return texts
 
 
-def _yields(plan: Plan, owner: str) -> str:
-    return f"tuple[{owner}, {TILES}]" if _with_owner(plan) else TILES
-
-
-def _with_owner(plan: Plan) -> bool:
-    sent = any(loop.home == "direct" for loop in plan.nest.loops)
-    return sent or mask_form(plan) != "all"
-
-
-def _walk_ring(plan: Plan) -> str:
-    """One ring. Alone it has its own buffers; in a nest they are kept outside and reused."""
-    nested = len(levels(plan)) > 1
-    owner = _with_owner(plan)
-    what = "(owner, tiles)" if owner else "the tiles"
-    buffers = "[tuple(map(torch.empty_like, tiles)) for _ in range(min(2, size - 1))]"
-    spare = [] if nested else [f"    spare = {buffers}  # used in turn"]
-    size = "size, me = group.size(), group.rank()" if owner else "size = group.size()"
-    return "\n".join(
-        [
-            f"def _walk_ring(tiles: {TILES}, {f'spare: list[{TILES}], ' if nested else ''}"
-            f"group: dist.ProcessGroup) -> Iterator[{_yields(plan, 'int')}]:",
-            f'    """Yield {what} of every rank, ours first; the next arrive while one is used."""',
-            f"    {size}",
-            *spare,
-            "    for step in range(size - 1):",
-            "        arriving = spare[step % 2]",
-            "        works = _shift(tiles, arriving, group)",
-            "        try:",
-            f"            yield {'(me - step) % size, ' if owner else ''}tiles",
-            "        finally:  # even if the caller fails: nothing stays in flight",
-            "            _wait(works)",
-            "        tiles = arriving",
-            f"    yield {'(me + 1) % size, ' if owner else ''}tiles",
-        ]
-    )
-
-
-def _spare(plan: Plan) -> str:
-    """`_spare`: the receive buffers of a ring of a nest."""
-    longer = any(isinstance(stage, Gather) for stage in walking(plan))
-    parameter = ", longer: int" if longer else ""
-    one = "x.new_empty(x.shape[0], longer * x.shape[1], *x.shape[2:])"
-    text = "used in turn" + (", that many times as long as tiles" if longer else "")
-    buffers = f"tuple({one} for x in tiles)" if longer else "tuple(map(torch.empty_like, tiles))"
-    return "\n".join(
-        [
-            f"def _spare(tiles: {TILES}, group: dist.ProcessGroup{parameter}) -> list[{TILES}]:",
-            f'    """Buffers that a ring receives into, {text}."""',
-            f"    return [{buffers} for _ in range(min(2, group.size() - 1))]",
-        ]
-    )
-
-
 def _walk_tiles(plan: Plan) -> str:
     """`_walk_tiles`: rings inside rings, the loops in the order of the schedule."""
     found = levels(plan)
@@ -97,7 +45,7 @@ def _walk_tiles(plan: Plan) -> str:
     what = {"all": "the tiles", "chunks": "(places, tiles)"}.get(form, "(slot, tiles)")
     owner = "int" if form != "chunks" else f"tuple[{', '.join(['int'] * len(found))}]"
     lines = [
-        f"def _walk_tiles(tiles: {TILES}, {groups}) -> Iterator[{_yields(plan, owner)}]:",
+        f"def _walk_tiles(tiles: {TILES}, {groups}) -> Iterator[{rings.yields(plan, owner)}]:",
         *_doc(f"Yield {what} of every rank, ours first: once around {around}."),
     ]
     scaled = any(isinstance(stage, Gather) for stage in walking(plan))
@@ -105,13 +53,14 @@ def _walk_tiles(plan: Plan) -> str:
     body: list[str] = []
     for depth, (dim, gathers) in enumerate(found):
         group = variable(dim)
-        buffers = f"_spare(tiles, {group}{f', {longer}' if scaled else ''})"
+        most = rings.spare_argument(plan, dim)
+        buffers = f"_spare(tiles, {group}{most}{f', {longer}' if scaled else ''})"
         if depth:
             lines.append(f"    at_{dim} = {buffers}")
             buffers = f"at_{dim}"
-        call = f"_walk_ring({source}, {buffers}, {group})"
+        call = f"{rings.ring_name(plan, dim)}({source}, {buffers}, {group}{_around(plan, depth)})"
         for stage in gathers:
-            call = f"_gather_ahead({call}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
+            call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
             longer *= plan.program.mesh.extent(stage.dim)
         last = depth + 1 == len(found)
         pad = "    " * (depth + 1)
@@ -128,6 +77,18 @@ def _walk_tiles(plan: Plan) -> str:
             slot = "slot"
         body.append(f"{pad}yield {slot}, tile")
     return "\n".join([*lines, *body])
+
+
+def _around(plan: Plan, depth: int) -> str:
+    """Our places along the rings around a direct one, and the owner's of the tile that is here."""
+    if not walked(plan)[depth].direct or not direct.parameters(plan):
+        return ""
+    names, outer = letters(plan.program.mesh.dims), [each.dim for each in walked(plan)[:depth]]
+    ours = [f"{variable(dim)}.rank()" for dim in outer]
+    return "".join(
+        f", ({', '.join(places)}{',' if len(places) == 1 else ''})"
+        for places in (ours, [names[dim] for dim in outer])
+    )
 
 
 def _doc(text: str) -> list[str]:
@@ -155,12 +116,12 @@ def _slot(plan: Plan, form: Form) -> str:
 
 def _gather_ahead(plan: Plan) -> str:
     parameter, argument = _outer(plan)
-    owner = _with_owner(plan)
+    owner = with_owner(plan)
     first, loop = ("owner, tiles", "following, tiles") if owner else ("tiles", "tiles")
     finish = f"_finish_gather(parts, works{argument})"
     after = f"owner, gathered = following, {finish}" if owner else f"gathered = {finish}"
     of_tile = "owner, gathered" if owner else "gathered"
-    kind = _yields(plan, "int")
+    kind = rings.yields(plan, "int")
     return "\n".join(
         [
             f"def _gather_ahead(walk: Iterator[{kind}], group: dist.ProcessGroup{parameter})"
@@ -181,7 +142,8 @@ def _gather_ahead(plan: Plan) -> str:
 
 def _outer(plan: Plan) -> tuple[str, str]:
     """Parameter and argument for the number of runs, where the module needs them."""
-    return (", outer: int", ", outer") if needs_outer(plan) else ("", "")
+    name = runs_name(plan)
+    return (f", {name}: int", f", {name}") if needs_runs(plan) else ("", "")
 
 
 def _gather(plan: Plan) -> str:

@@ -172,6 +172,12 @@ class Atoms:
             raise InternalError(f"{axis} of {tensor.name} is not dealt along {dim}")
         return interleaving(order, self.mesh, dim, whole)
 
+    @property
+    def striped(self) -> tuple[str, ...]:
+        """Axes whose atoms are every n-th token: of several, the tokens interleave in storage."""
+        order = self.program.order
+        return self.program.mask_axes if order.kind == "striped" else ()
+
     @cached_property
     def domain(self) -> Liveness:
         """Which pairs of atoms of the mask's axes are live."""
@@ -180,8 +186,9 @@ class Atoms:
             return Liveness("full", None, False, 1, 1)
         rows = program.mask_axes[0]
         count = self.count[rows]
-        striped = program.order.kind == "striped"
-        return Liveness(program.mask, program.window, striped, count, program.extent(rows) // count)
+        return Liveness(
+            program.mask, program.window, bool(self.striped), count, program.extent(rows) // count
+        )
 
     def elements(self, tensor: Tensor, region: Region) -> int:
         """Elements of a part of a tensor."""

@@ -22,6 +22,7 @@ class Line:
         if start is None:
             indent = len(body) - len(body.lstrip())
             return Span(self.file, self.number, indent + 1, self.text, len(body) - indent)
+        start += len(self.text[start : self.place]) - len(self.text[start : self.place].lstrip())
         return Span(self.file, self.number, start + 1, self.text, max(1, self.place - start))
 
     def error(self, slug: str, message: str, help: str | None = None) -> UserError:
@@ -56,7 +57,7 @@ class Line:
         if found not in known:
             self.place = start
             wanted = " or ".join(f"`{word}`" for word in known)
-            help = closest(found, known) if found else None
+            help = closest(found, known) if found and len(known) > 1 else None
             raise self.error("syntax", f"expected {wanted}, found {self._found()}", help)
         return found
 
@@ -93,9 +94,11 @@ class Line:
         """A list of names, separated by commas, each once."""
         found = {self.name(what): None}
         while self.take(","):
+            start = self.place
             name = self.name(what)
             if name in found:
-                raise self.error("named-twice", f"{what} {shorten(name)!r} is named twice")
+                message = f"{what} {shorten(name)!r} is named twice"
+                raise UserError("named-twice", message, span=self.span(start))
             found[name] = None
         return tuple(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mercurygen.errors import UserError
 from mercurygen.ir.lexer import Line
 
 WALK_OPTIONS = ("direct", "both", "reverse", "skewed", "prefetch")
@@ -15,9 +16,11 @@ def read_options(line: Line) -> tuple[str, ...]:
     """
     found: dict[str, str] = {}
     while not line.done() and not line.ahead(",", "as"):
+        start = line.place
         word = line.word(*WALK_OPTIONS)
         if word in found:
-            raise line.error("named-twice", f"the option {word!r} is given twice")
+            message = f"the option {word!r} is given twice"
+            raise UserError("named-twice", message, span=line.span(start))
         number = f" {line.number_('a number of tiles')}" if word == "prefetch" else ""
         found[word] = word + number
     return tuple(sorted(found.values()))

@@ -182,7 +182,7 @@ class Reader:
         dims = self.known(line, "mesh dimension", self.mesh.names)
         if dims != self.mesh.in_order(dims):
             message = "mesh dimensions stand in mesh order"
-            help = ", ".join(self.mesh.in_order(dims))
+            help = f"write `{', '.join(self.mesh.in_order(dims))}`"
             raise UserError("out-of-order", message, span=line.span(start), help=help)
         return dims
 

@@ -71,8 +71,8 @@ def _skipped(dims: tuple[str, str]) -> Refusal:
     return Refusal(
         "direct-skips-tiles",
         lambda: (
-            f"of some tiles that come along {direct} directly a rank reads nothing: it would skip "
-            f"a walk along {other} that others take part in",
+            f"the shift along {direct} is `direct`, and of some tiles a rank reads nothing: it "
+            f"would skip the shift along {other}, which the other ranks wait for",
             f"leave `direct` out, gather over {other}, or use `order S: zigzag`",
         ),
     )
@@ -80,7 +80,7 @@ def _skipped(dims: tuple[str, str]) -> Refusal:
 
 def _not_cuttable(fault: NotCuttable) -> Refusal:
     words = str(fault)
-    return Refusal("mask-not-cuttable", lambda: (words, "use another order, or kernel"))
+    return Refusal("mask-not-cuttable", lambda: (words, "use another order of tokens"))
 
 
 def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool, bool] | Refusal:

@@ -9,7 +9,7 @@ from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Cut, Pack, Put, Unpack
 from mercurygen.lower.nest import Nest
 from mercurygen.lower.plan import Spread, Swap
-from mercurygen.lower.recorder import Tile, Works, cuts_of
+from mercurygen.lower.recorder import Tile, Works
 
 Step = Swap | Spread
 
@@ -52,7 +52,7 @@ class Border(Nest):
         """One step of a tensor, done when it returns; `region` is what it leaves here."""
         if isinstance(step, Spread) and not step.gathers:
             part = self.tile(f"{x.tensor.name} of {step.dim}", x.tensor, region, x.dtype)
-            cuts = cuts_of(x.tensor.axes, x.region, region)
+            cuts = self.cuts_of(x.tensor, x.region, region)
             self.events.append(Cut(x.live.number, part.live.number, cuts))
             return part
         return self.joined(self.exchanged(x, step), step, region)
@@ -100,5 +100,5 @@ class Border(Nest):
 
     def put(self, x: Tile, whole: Tile) -> None:
         """A part, in its place in the whole."""
-        cuts = cuts_of(x.tensor.axes, whole.region, x.region)
+        cuts = self.cuts_of(x.tensor, whole.region, x.region)
         self.events.append(Put(x.live.number, whole.live.number, cuts))

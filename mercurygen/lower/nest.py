@@ -23,7 +23,13 @@ from mercurygen.lower.events import (
 )
 from mercurygen.lower.plan import Loop, Reduce, Walk
 from mercurygen.lower.recorder import Limits, NotARun, Tile, Tiles, Works, cuts_of
-from mercurygen.lower.sizes import ATEN, scratch_bytes, share_bytes, with_block
+from mercurygen.lower.sizes import (
+    ATEN,
+    scratch_bytes,
+    share_bytes,
+    softmax_scratch,
+    with_block,
+)
 from mercurygen.lower.visible import Block, visible
 from mercurygen.lower.walks import Owners, Walks
 
@@ -366,7 +372,7 @@ class Nest(Walks):
             if not names:
                 continue
             first = parts[names[0]]
-            cuts = cuts_of(first.tensor.axes, results[names[0]].region, first.region)
+            cuts = self.cuts_of(first.tensor, results[names[0]].region, first.region)
             self.events.append(
                 Merge(
                     tuple(parts[name].live.number for name in names),
@@ -379,8 +385,7 @@ class Nest(Walks):
 
     def merge_scratch(self, out: Tile) -> int:
         """Bytes beside a softmax merge of partial results in their own dtype."""
-        rows = self.nbytes(out) // self.plan.itemsize(out.dtype) // self.program.extent("D_v")
-        return 2 * rows * self.plan.itemsize("accumulator")
+        return softmax_scratch(self.plan, out.tensor, out.region)
 
     # --- the body -----------------------------------------------------------------------------
 
@@ -389,7 +394,7 @@ class Nest(Walks):
         tiles = [tensors[t.name] for t in self.program.read]
         results = list(outputs.values())
         signature = tuple((x.tensor.axes, x.region) for x in (*tiles, *results))
-        common, cuts = _aligned(signature, tuple(sorted(self.limits.items())))
+        common, cuts = _aligned(signature, tuple(sorted(self.limits.items())), self.striped)
         found = [
             Operand(x.live.number, cut) for x, cut in zip((*tiles, *results), cuts, strict=True)
         ]
@@ -554,7 +559,9 @@ def named(tiles: Tiles) -> Named:
 
 
 @lru_cache(maxsize=65536)
-def _aligned(operands: tuple, limits: tuple) -> tuple[tuple, tuple[Cuts, ...]]:
+def _aligned(
+    operands: tuple, limits: tuple, striped: tuple[str, ...]
+) -> tuple[tuple, tuple[Cuts, ...]]:
     """The atoms that operands have in common along every axis, and each one's cuts to them."""
     common: dict[str, tuple[int, ...]] = dict(limits)
     for axes, region in operands:
@@ -573,7 +580,8 @@ def _aligned(operands: tuple, limits: tuple) -> tuple[tuple, tuple[Cuts, ...]]:
         if not atoms and held.get(axis):
             raise NotARun(axis)  # one is of other tiles than another
     cuts = tuple(
-        cuts_of(axes, region, tuple(common[axis] for axis in axes)) for axes, region in operands
+        cuts_of(axes, region, tuple(common[axis] for axis in axes), striped)
+        for axes, region in operands
     )
     return tuple(common.items()), cuts
 

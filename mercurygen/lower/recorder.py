@@ -80,6 +80,7 @@ class Recorder:
         self.plan, self.program, self.atoms, self.rank = plan, plan.program, plan.atoms, rank
         self.mesh = plan.program.mesh
         self.place = self.mesh.coordinate(rank)
+        self.striped = self.atoms.striped
         self.events: list[Event] = []
         self.buffers: list[Buffer] = []
         self.regions: dict[int, Region] = {}  # of what is filled
@@ -160,14 +161,20 @@ class Recorder:
                 return tile
             region = tile.region
         part = self.tile(f"a part of {tile.tensor.name}", tile.tensor, region, tile.dtype)
-        cuts = cuts_of(tile.tensor.axes, tile.region, region)
+        cuts = self.cuts_of(tile.tensor, tile.region, region)
         self.events.append(Cut(tile.live.number, part.live.number, cuts))
         return part
 
+    def cuts_of(self, tensor: Tensor, region: Region, part: Region) -> Cuts:
+        """Where a part of a tensor lies in a region of it; raises as the function below."""
+        return cuts_of(tensor.axes, region, part, self.striped)
+
 
 @lru_cache(maxsize=65536)
-def cuts_of(axes: tuple[str, ...], region: Region, part: Region) -> Cuts:
+def cuts_of(axes: tuple[str, ...], region: Region, part: Region, striped: tuple[str, ...]) -> Cuts:
     """Where a part lies in a region, along every axis of which it is not all.
+
+    Of several stripes the tokens interleave: along those axes there are no parts in one piece.
 
     Raises:
         NotARun: the part is no run of the region along some axis.
@@ -176,7 +183,7 @@ def cuts_of(axes: tuple[str, ...], region: Region, part: Region) -> Cuts:
     for axis, have, want in zip(axes, region, part, strict=True):
         if have != want:
             start = have.index(want[0]) if want and want[0] in have else 0
-            if have[start : start + len(want)] != want:
+            if axis in striped or have[start : start + len(want)] != want:
                 raise NotARun(axis)
             cuts.append((axis, start, start + len(want)))
     return tuple(cuts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from mercurygen.ir.atoms import Region
+from mercurygen.ir.program import Tensor
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, tokens_of
 
@@ -101,3 +103,17 @@ def merge_bytes(plan: Plan, rows: int) -> int:
     if plan.itemsize("inputs") < plan.itemsize("accumulator"):
         widened = rows * plan.program.extent("D_v") * plan.itemsize("accumulator")
     return max(2 * lse, lse + widened)
+
+
+def softmax_scratch(plan: Plan, out: Tensor, region: Region) -> int:
+    """Bytes beside a softmax merge of partial results in their own dtype: two vectors like lse.
+
+    Args:
+        plan: of the program.
+        out: the first output of the merge.
+        region: the part of it that is merged.
+    """
+    outputs = next(c.outputs for c in plan.program.combines if out.name in c.outputs)
+    lse = plan.program.tensor(outputs[1])
+    part = tuple(region[out.axes.index(axis)] for axis in lse.axes)
+    return 2 * plan.region_bytes(lse, part, "accumulator")

@@ -17,7 +17,7 @@ from mercurygen.lower.border import Border, Flight, Step
 from mercurygen.lower.events import Cut, Derive, Return, Trace
 from mercurygen.lower.nest import Named, named
 from mercurygen.lower.plan import Gather, Loop, Plan, Swap
-from mercurygen.lower.recorder import Tile, Works, cuts_of
+from mercurygen.lower.recorder import Tile, Works
 
 
 def trace(plan: Plan, rank: int, *, with_lse: bool = False) -> Trace:
@@ -234,7 +234,7 @@ class _Player(Border):
             region = (*x.region[:index], self.limits[axis], *x.region[index + 1 :])
             part = self.tile(f"a part of {x.tensor.name}", x.tensor, region, x.dtype)
             if mine:  # ours to send
-                cuts = cuts_of(x.tensor.axes, x.region, region)
+                cuts = self.cuts_of(x.tensor, x.region, region)
                 self.events.append(Cut(x.live.number, part.live.number, cuts))
             return part
         return self.dense(x, self.of_part(x.tensor, x.region))

@@ -12,9 +12,9 @@ from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.ir.program import Axis, Combine, Program, Tensor
 from mercurygen.schedule.complete import complete
 from mercurygen.schedule.directives import Directive, Pin
+from mercurygen.schedule.fault import Fault
 from mercurygen.schedule.rules import RULES
 from mercurygen.schedule.schedule import Schedule
-from mercurygen.schedule.stories import Fault
 
 
 def start(operator: Operator, problem: Problem | Sizes, mesh: Mesh) -> Program:
@@ -102,7 +102,8 @@ def steps(
         rule = RULES[type(directive)]
         refusal = rule.refuse(program, directive)
         if refusal is not None:
-            raise refusal.error(spans[index] if spans else None)
+            error = refusal.error(spans[index] if spans else None)
+            raise _beside(error, _place(schedule, spans[:index], refusal.rival))
         program = rule.rewrite(program, directive)
         yield directive, program
     settled, fault = complete(program)
@@ -118,12 +119,14 @@ def _refuse_contradicting_pins(schedule: Schedule, spans: tuple[Span, ...]) -> N
         for other, second in pins:
             both = [name for name in pin.tensors if name in second.tensors]
             if pin.axis is None and other != index and both:
-                raise UserError(
+                first, last = sorted((index, other))
+                error = UserError(
                     "pinned-twice",
                     f"{both[0]} is pinned by two lines, one of which says replicated",
-                    span=spans[max(index, other)] if spans else None,
+                    span=spans[last] if spans else None,
                     help="keep one of the two lines",
                 )
+                raise _beside(error, spans[first] if spans else None)
 
 
 def apply(operator: Operator, schedule: Schedule, spans: tuple[Span, ...] = ()) -> Program:
@@ -162,23 +165,33 @@ def _after(program: Program, directive: Directive) -> Program | Refusal:
 
 def _error(schedule: Schedule, spans: tuple[Span, ...], fault: Fault) -> UserError:
     """A fault of several lines, at one of them, with a note that shows the other."""
-    error = fault.refusal.error(_place(schedule, spans, fault.word, fault.mention))
-    other = fault.rival and _place(schedule, spans, *fault.rival)
-    if not other or (error.span and other.line == error.span.line):
+    place = _place(schedule, spans, fault.place) or _place(schedule, spans, fault.instead)
+    error = fault.refusal.error(place)
+    rival = _place(schedule, spans, fault.rival)
+    pinned = any(isinstance(directive, Pin) for directive in schedule.directives)
+    if fault.rival[:1] == ("pin",) and rival is None and not pinned:
+        return _noted(error, "no line pins anything: a sequence is then split over all dimensions")
+    return _beside(error, rival)
+
+
+def _beside(error: UserError, rival: Span | None) -> UserError:
+    """An error with a note that shows the line that it conflicts with."""
+    if rival is None or (error.span and rival.line == error.span.line):
         return error
-    note = f"it conflicts with line {other.line}: `{other.text.strip()}`"
+    return _noted(error, f"it conflicts with line {rival.line}: `{rival.text.strip()}`")
+
+
+def _noted(error: UserError, note: str) -> UserError:
     return UserError(error.slug, error.message, span=error.span, note=note, help=error.help)
 
 
-def _place(
-    schedule: Schedule, spans: tuple[Span, ...], word: str | None, mention: str
-) -> Span | None:
-    """The last line with a word, if possible with what it names."""
-    found, named = None, False
+def _place(schedule: Schedule, spans: tuple[Span, ...], place: tuple[str, ...]) -> Span | None:
+    """Of a directive's lines that name what comes first, the last of those that name most."""
+    found, most = None, -1
     for directive, span in zip(schedule.directives, spans, strict=False):
-        words = str(directive).replace(",", " ").replace(":", " ").split()
-        if words[0] != word:
-            continue
-        if mention in words or not mention or not found or not named:
-            found, named = span, mention in words or named
+        word, *names = str(directive).replace(",", " ").replace(":", " ").split()
+        count = len({*names} & {*place[1:]})
+        meant = place[:1] == (word,) and {*place[1:2]} <= {*names}
+        if meant and count >= most:
+            found, most = span, count
     return found

@@ -9,11 +9,13 @@ from math import prod
 from mercurygen.errors import Refusal
 from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.layout import Order
+from mercurygen.ir.names import REPLICATED
 from mercurygen.ir.problem import divisors, nearest_multiples
-from mercurygen.ir.program import BorderStep, Program, Tensor
+from mercurygen.ir.program import Axis, BorderStep, Program, Tensor
 from mercurygen.schedule.directives import Reshard
+from mercurygen.schedule.fault import Fault
 from mercurygen.schedule.rules.tile import MOST_PARTS
-from mercurygen.schedule.stories import Fault, fault_of_stories
+from mercurygen.schedule.stories import fault_of_stories
 
 SETTLED = tuple[Program, None] | tuple[None, Fault]
 OWN_BODY = "body"  # the kernel that is the operator's own lines
@@ -96,7 +98,8 @@ def _fault_of_derived(program: Program) -> Fault | None:
                     f"{name} is pinned otherwise",
                     f"pin {', '.join(tensor.reads)} alike, along axes that {tensor.name} carries",
                 )
-                return Fault(Refusal("derived-pins", lambda e=explain: e), "pin", name)
+                refusal = Refusal("derived-pins", lambda e=explain: e)
+                return Fault(refusal, ("pin", name), ("pin", tensor.reads[0]))
     return None
 
 
@@ -119,9 +122,14 @@ def _fault_of_order(program: Program, split: tuple[str, ...]) -> Fault | None:
     explain = (
         f"the order ranks the sequence over {', '.join(program.order.dims) or 'nothing'}, "
         f"but it is split over {', '.join(split) or 'nothing'}",
-        f"write `order S: {program.order.kind} over {', '.join(split)}`",
+        (
+            f"write `order S: {program.order.kind} over {', '.join(split)}`"
+            if split
+            else "leave the order out"
+        ),
     )
-    return Fault(Refusal("order-dims", lambda: explain), "order")
+    odd = next(dim for dim in program.mesh.names if (dim in split) != (dim in program.order.dims))
+    return Fault(Refusal("order-dims", lambda: explain), ("order",), ("pin", odd))
 
 
 def _fault_of_sizes(program: Program) -> Fault | None:
@@ -131,7 +139,7 @@ def _fault_of_sizes(program: Program) -> Fault | None:
             extent = program.extent(axis)
             refusal = sequence_refusal(extent, order.kind, order.ranks(program.mesh))
             if refusal:
-                return Fault(refusal, "order")
+                return Fault(refusal, ("order",))
     if _divides(program):
         return None
     for axis in program.axes:
@@ -140,9 +148,9 @@ def _fault_of_sizes(program: Program) -> Fault | None:
         for dims in _split_sets(program, axis.name):
             ranks = prod(program.mesh.extent(dim) for dim in dims)
             if axis.extent % ranks:
-                return Fault(
-                    _indivisible(axis.name, axis.extent, dims, ranks), "parallelize", axis.name
-                )
+                refusal = _indivisible(program, axis, dims, ranks)
+                named = (axis.name, *dims)
+                return Fault(refusal, ("parallelize", *named), instead=("pin", *named))
     return None
 
 
@@ -182,11 +190,11 @@ def _fault_of_tiles(program: Program) -> Fault | None:
                     "tile-parts",
                     lambda name=name, loop=loop, legal=legal, seen=seen: (
                         f"{name} has {prod(seen)} on a rank, which is not {loop.parts} equal parts",
-                        f"legal: {legal}",
+                        f"legal numbers of parts: {legal}",
                     ),
                 ),
-                "tile",
-                loop.axes[0],
+                ("tile", name),
+                ("parallelize", *loop.axes),
             )
         for axis in loop.axes:
             fault = _fault_of_sequence_tile(program, axis) or _fault_of_pinned_tile(program, axis)
@@ -204,8 +212,9 @@ def _fault_of_tiles(program: Program) -> Fault | None:
                         f"nearest legal: {legal}",
                     ),
                 ),
-                "parallelize",
-                axis.name,
+                ("tile", axis.name),
+                ("parallelize", axis.name),
+                ("parallelize", axis.name),
             )
     return None
 
@@ -224,23 +233,32 @@ def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
     if axis not in program.mask_axes:
         return None
     if program.order.kind == "striped":
-        explain = ("tiles of a striped sequence are no stripes", "use another order")
-        return Fault(Refusal("tile-striped", lambda: explain), "tile", axis, ("order", "S"))
-    moving = [s.dim for s in program.stages if s.axis == axis]
+        explain = (
+            f"{axis} cannot be tiled: the order is striped, and that of a part would not be",
+            "order the tokens zigzag or contiguous, or tile another axis",
+        )
+        return Fault(Refusal("tile-striped", lambda: explain), ("tile", axis), ("order",))
+    moving = [
+        ("shift" if s.kind == "walk" else "shard", *s.tensors, axis, s.dim)
+        for s in program.stages
+        if s.axis == axis
+    ]
     border = [
-        dim
+        ("pin", tensor.name, dim)
         for tensor in program.tensors
         if tensor.carries(axis)
         for dim in program.mesh.names
         if program.pinned(tensor, dim) != program.stored(tensor, dim)
     ]
     if moving or border:
+        rival = (*moving, *border)[0]
+        others = [name for name in program.loops if name not in program.mask_axes]
         explain = (
-            f"{axis} is stored split over {(moving or border)[0]} and exchanged there: its parts "
-            "are no runs of what a rank sends",
-            "tile another axis",
+            f"{axis} cannot be tiled: it is split over {rival[-1]}, and what a rank holds of it "
+            "moves whole",
+            f"tile another axis: {', '.join(others)}",
         )
-        return Fault(Refusal("tile-of-moved", lambda: explain), "tile", axis)
+        return Fault(Refusal("tile-of-moved", lambda: explain), ("tile", axis), rival)
     return None
 
 
@@ -255,20 +273,21 @@ def _fault_of_pinned_tile(program: Program, axis: str) -> Fault | None:
         moved = [step for step in steps if axis in (step.source, step.target)]
         if len(moved) > 1 or (moved and tensor.role == "output" and moved[0] != steps[-1]):
             explain = (
-                f"{tensor.name} is resharded in {len(steps)} steps, between which its parts of "
-                f"{axis} are no runs",
+                f"{axis} cannot be tiled: {tensor.name} is resharded by it in {len(steps)} steps, "
+                "which move it whole",
                 f"tile another axis, or split {axis} over the outermost dimension only",
             )
-            return Fault(Refusal("tile-of-moved", lambda e=explain: e), "tile", axis)
+            rival = ("parallelize", axis, *(step.dim for step in moved))
+            return Fault(Refusal("tile-of-moved", lambda e=explain: e), ("tile", axis), rival)
         for dim in program.mesh.names:
             if program.pinned(tensor, dim) == axis != program.stored(tensor, dim):
                 explain = (
-                    f"{tensor.name} is pinned {axis} over {dim}, but worked on otherwise: the "
-                    f"parts of {axis} are not those that ranks hold",
+                    f"{axis} cannot be tiled: the caller holds {tensor.name} in slices of it over "
+                    f"{dim}, which the schedule joins",
                     f"tile another axis, or `parallelize {axis} over {dim}`",
                 )
-                rival = ("pin", tensor.name)
-                return Fault(Refusal("tile-of-moved", lambda e=explain: e), "tile", axis, rival)
+                places = (("tile", axis), ("pin", tensor.name, dim))
+                return Fault(Refusal("tile-of-moved", lambda e=explain: e), *places)
     return None
 
 
@@ -315,15 +334,16 @@ def sequence_refusal(seq: int, kind: str, ranks: int) -> Refusal | None:
     )
 
 
-def _indivisible(axis: str, extent: int, dims: tuple[str, ...], ranks: int) -> Refusal:
-    what = {"H": "kv_heads", "B": "batch", "G": "queries per key/value head"}.get(axis, axis)
-    slug = "heads-not-divisible" if axis == "H" else "not-divisible"
+def _indivisible(program: Program, axis: Axis, dims: tuple[str, ...], ranks: int) -> Refusal:
+    heads = program.mask_axes and axis.name == "H"
+    names = {"H": "kv_heads", "B": "batch", "G": "query heads of a key/value head"}
+    what = names.get(axis.name, axis.name) if program.mask_axes else axis.name
+    sequence = "; or split the sequence: `parallelize S_q over …`" if program.mask_axes else ""
     return Refusal(
-        slug,
+        "heads-not-divisible" if heads else "not-divisible",
         lambda: (
-            f"{what}={extent} cannot be split over {', '.join(dims)} ({ranks} ranks)",
-            f"split fewer ways ({what} has the divisors {divisors(extent)}), "
-            "or use the sequence: `parallelize S_q over …`",
+            f"{what}={axis.extent} cannot be split over {', '.join(dims)} ({ranks} ranks)",
+            f"legal numbers of ranks: {divisors(axis.extent)}{sequence}",
         ),
     )
 
@@ -335,6 +355,7 @@ def _settle_border(program: Program) -> SETTLED:
     if Counter(program.border) != Counter(needed):
         steps = (Reshard((s.tensor,), s.source, s.target, s.dim) for s in needed)
         lines = ", ".join(str(step).removeprefix("reshard ") for step in steps)
+        odd = (*(_only(program.border, needed)), *(_only(needed, program.border)))[0]
         refusal = Refusal(
             "reshard-wrong",
             lambda: (
@@ -342,17 +363,31 @@ def _settle_border(program: Program) -> SETTLED:
                 f"needed: {lines or 'none'}",
             ),
         )
-        return None, Fault(refusal, "reshard")
+        return None, Fault(refusal, _reshard(odd), ("parallelize", odd.dim))
     if program.border != needed:
+        late = next(i for i, step in enumerate(needed) if program.border[i] != step)
         refusal = Refusal(
             "reshard-order",
             lambda: (
-                "reshards in another order: inputs outermost dimension first, outputs last",
-                "leave the reshard lines out: they are then written for you",
+                f"reshards in another order: that of {needed[late].tensor} along "
+                f"{needed[late].dim} comes before that of {program.border[late].tensor} along "
+                f"{program.border[late].dim}",
+                "inputs from the outermost dimension in, then outputs back; or leave the reshard "
+                "lines out: they are then written for you",
             ),
         )
-        return None, Fault(refusal, "reshard")
+        places = (_reshard(needed[late]), _reshard(program.border[late]))
+        return None, Fault(refusal, *places)
     return program, None
+
+
+def _only(steps: tuple[BorderStep, ...], others: tuple[BorderStep, ...]) -> Iterator[BorderStep]:
+    """Steps that are not among the others, as often as they are there."""
+    return iter((Counter(steps) - Counter(others)).elements())
+
+
+def _reshard(step: BorderStep) -> tuple[str, ...]:
+    return ("reshard", step.tensor, step.source or REPLICATED, step.target or REPLICATED, step.dim)
 
 
 def needed_border(program: Program) -> tuple[BorderStep, ...]:

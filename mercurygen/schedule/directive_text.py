@@ -109,9 +109,11 @@ def _parse_shift(line: Line) -> Shift:
     line.word("along")
     along = [_parse_along(line)]
     while line.take(","):
+        start = line.place
         along.append(_parse_along(line))
         if along[-1].dim in {one.dim for one in along[:-1]}:
-            raise line.error("named-twice", f"mesh dimension {along[-1].dim!r} is named twice")
+            message = f"mesh dimension {along[-1].dim!r} is named twice"
+            raise UserError("named-twice", message, span=line.span(start))
     return Shift(tensors, axis, tuple(along), _parse_as(line))
 
 

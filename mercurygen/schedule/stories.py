@@ -5,26 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mercurygen.errors import Refusal
-from mercurygen.ir.program import Program, Stage, Tensor
-
-
-class Fault:
-    """A refusal, the word of the directive that it is about (None: the mesh), and its rival.
-
-    Attributes:
-        refusal: what is wrong.
-        word, mention: the last line with this word, if possible with what it names.
-        rival: likewise the line that conflicts with it.
-    """
-
-    def __init__(
-        self,
-        refusal: Refusal,
-        word: str | None,
-        mention: str = "",
-        rival: tuple[str, str] | None = None,
-    ) -> None:
-        self.refusal, self.word, self.mention, self.rival = refusal, word, mention, rival
+from mercurygen.ir.problem import nearest_multiples
+from mercurygen.ir.program import Program, Stage, Tensor, TileLoop
+from mercurygen.schedule.fault import Fault
 
 
 def fault_of_stories(program: Program) -> Fault | None:
@@ -32,7 +15,7 @@ def fault_of_stories(program: Program) -> Fault | None:
     moved = (*program.read, *program.outputs)
     for index, (dim, axis) in enumerate(zip(program.mesh.names, program.parallel, strict=True)):
         if axis is None:
-            return Fault(_unused(program, dim), None)
+            return Fault(_unused(program, dim))
         for tensor in moved:
             if not _told(program, tensor, index, axis):
                 found = _story(program, tensor, dim, axis)
@@ -78,11 +61,12 @@ def _unread(program: Program) -> Iterator[Fault]:
         for name in stage.tensors:
             if program.tensor(name).role != "output" and name not in program.body:
                 explain = (
-                    f"the body does not read {name}: it need not move",
-                    f"leave {name} out; what is made of it may",
+                    f"{program.operator} does not read {name} where it works on tiles: it need "
+                    "not move",
+                    f"leave `{name}` out; move what is made of it instead",
                 )
-                word = _word(stage)
-                yield Fault(Refusal("not-read", lambda e=explain: e), word, name)
+                place = (_word(stage), name, stage.dim)
+                yield Fault(Refusal("not-read", lambda e=explain: e), place)
 
 
 def _word(stage: Stage) -> str:
@@ -98,67 +82,76 @@ def _story(program: Program, tensor: Tensor, dim: str, axis: str) -> Fault | Non
             return None
         explain = (
             f"{tensor.name} carries {axis}, which {dim} splits: each rank has its own part",
-            f"drop {tensor.name} along {dim} from the `{word}`",
+            f"leave {tensor.name} along {dim} out of the `{word}`",
         )
-        rival = ("parallelize", dim)
-        return Fault(Refusal("already-local", lambda: explain), word, dim, rival)
+        place, rival = (word, tensor.name, dim), ("parallelize", axis, dim)
+        return Fault(Refusal("already-local", lambda: explain), place, rival)
     if stages and whole:
         explain = (
             f"{tensor.name} is both replicated over {dim} and moved along it",
-            "each tensor has one story per dimension: keep one of the two lines",
+            "keep one of the two lines",
         )
-        return Fault(
-            Refusal("two-stories", lambda: explain), "replicate", dim, (_word(stages[0]), dim)
-        )
+        places = (("replicate", tensor.name, dim), (_word(stages[0]), tensor.name, dim))
+        return Fault(Refusal("two-stories", lambda: explain), *places)
     pinned = program.pinned(tensor, dim)
     if whole and pinned is not None:
         return _replicate_of_split(program, tensor, dim, pinned)
     if stages and pinned not in (None, stages[0].axis):
         axis_moved = stages[0].axis
         explain = (
-            f"{tensor.name} cannot move along {axis_moved} over {dim}: "
-            f"its ranks hold slices of {pinned} there",
-            f"write `{word} {', '.join(stages[0].tensors)}: {pinned} …`",
+            f"{tensor.name} cannot move by {axis_moved} along {dim}: the caller holds slices of "
+            f"{pinned} there",
+            f"write `{word} {', '.join(stages[0].tensors)}: {pinned} "
+            f"{'along' if word == 'shift' else 'over'} {dim}`",
         )
-        return Fault(Refusal("not-its-pin", lambda: explain), word, dim, ("pin", tensor.name))
+        place, rival = (word, tensor.name, dim), ("pin", tensor.name, dim)
+        return Fault(Refusal("not-its-pin", lambda: explain), place, rival)
     if not stages and not whole:
         return _no_story(program, tensor, dim, axis)
     return None
 
 
 def _replicate_of_split(program: Program, tensor: Tensor, dim: str, pinned: str) -> Fault:
+    names = ", ".join(_moving_with(program, tensor))
     if tensor.role == "output":
         explain = (
             f"{tensor.name} is wanted in slices of {pinned} over {dim}: all of it on every rank "
             "would be cut at once",
-            f"write `shard {tensor.name}: {pinned} over {dim}`",
+            f"write `shard {names}: {pinned} over {dim}`",
         )
         slug = "reduce-then-slice"
     else:
         explain = (
-            f"{tensor.name} is pinned {pinned} over {dim}: nobody gives a rank all of it",
-            f"write `shard {tensor.name}: {pinned} over {dim}`",
+            f"{tensor.name} cannot be replicated over {dim}: the caller holds slices of {pinned} "
+            "there",
+            f"write `shard {names}: {pinned} over {dim}`, or pin it replicated",
         )
         slug = "replicate-needs-pin"
-    return Fault(Refusal(slug, lambda: explain), "replicate", dim, ("pin", tensor.name))
+    place, rival = ("replicate", tensor.name, dim), ("pin", tensor.name, dim)
+    return Fault(Refusal(slug, lambda: explain), place, rival)
+
+
+def _moving_with(program: Program, tensor: Tensor) -> tuple[str, ...]:
+    return next((g for g in program.together if tensor.name in g), (tensor.name,))
 
 
 def _no_story(program: Program, tensor: Tensor, dim: str, axis: str) -> Fault:
-    group = next((g for g in program.together if tensor.name in g), (tensor.name,))
-    names = ", ".join(group)
+    names = ", ".join(_moving_with(program, tensor))
     along = program.sequence(tensor) or program.pinned(tensor, dim) or tensor.axes[0]
     if tensor.role == "output":
         explain = (
-            f"{tensor.name} does not carry {axis}: every rank along {dim} has partial results",
+            f"{tensor.name} does not carry {axis}: no line says what becomes of the partial "
+            f"results of the ranks along {dim}",
             f"write `shard {names}: {along} over {dim}`, `shift {names}: {along} along {dim}` "
             f"or `replicate {names} over {dim}`",
         )
     else:
         explain = (
-            f"{tensor.name} does not carry {axis}: how does it come to the ranks along {dim}?",
+            f"{tensor.name} does not carry {axis}: no line says how it comes to the ranks along "
+            f"{dim}",
             f"write `shift {names}: {along} along {dim}` or `shard {names}: {along} over {dim}`",
         )
-    return Fault(Refusal("no-story", lambda: explain), "parallelize", dim)
+    return Fault(Refusal("no-story", lambda: explain), ("parallelize", axis, dim))
 
 
 # --- several walks ------------------------------------------------------------------------------
@@ -183,8 +176,8 @@ def _walks(program: Program) -> Iterator[Fault]:
                 explain = (
                     f"{', '.join(other.tensors)} and {', '.join(one.tensors)} come along "
                     f"{one.dim} in two ways",
-                    "what is shifted along one dimension is at the same tile at a step: use one "
-                    "axis and the same options",
+                    "what is shifted along one dimension is at the same tile at a step: write one "
+                    "axis and the same options in both lines",
                 )
                 yield _pair(Refusal("shifts-disagree", lambda e=explain: e), one, other)
             skewed = "skewed" in one.options and "skewed" in other.options
@@ -194,14 +187,16 @@ def _walks(program: Program) -> Iterator[Fault]:
                         f"{one.axis} comes by along {other.dim} for {', '.join(other.tensors)} "
                         f"and along {one.dim} for {', '.join(one.tensors)}: no rank has the same "
                         "tile of both",
-                        "write `skewed` behind both, or gather one of them (`shard`)",
+                        f"write `skewed` behind both, or gather one: `shard "
+                        f"{', '.join(one.tensors)}: {one.axis} over {one.dim}`",
                     )
                     yield _pair(Refusal("two-shifts-one-axis", lambda e=explain: e), one, other)
     yield from _interleaved(program)
 
 
 def _pair(refusal: Refusal, one: Stage, other: Stage) -> Fault:
-    return Fault(refusal, _word(one), one.dim, (_word(other), other.dim))
+    places = ((_word(s), *s.tensors, s.axis, s.dim, *s.options) for s in (one, other))
+    return Fault(refusal, *places)
 
 
 def _interleaved(program: Program) -> Iterator[Fault]:
@@ -214,17 +209,17 @@ def _interleaved(program: Program) -> Iterator[Fault]:
         after = any(s.kind == "walk" for s in mine) and walks[-1].tensors != stage.tensors
         if after and walks[-1].dim != stage.dim:
             explain = (
-                f"{', '.join(stage.tensors)} go on along {stage.dim} inside the walk of "
-                f"{', '.join(walks[-1].tensors)}",
+                f"the lines of {', '.join(stage.tensors)} are apart: the shift of "
+                f"{', '.join(walks[-1].tensors)} along {walks[-1].dim} stands between them",
                 "write all lines of a tensor next to each other",
             )
             yield _pair(Refusal("walks-interleave", lambda e=explain: e), stage, walks[-1])
         trimmed = [s for s in mine if "direct" in s.options]
         if trimmed and stage.kind == "gather" and program.mask != "full":
             explain = (
-                f"{', '.join(stage.tensors)} come along {trimmed[-1].dim} directly, each rank "
-                f"what it reads: they cannot be gathered over {stage.dim} after that",
-                "gather first, or walk without `direct`",
+                f"the shift of {', '.join(stage.tensors)} along {trimmed[-1].dim} is `direct` and "
+                f"brings a rank only what it reads: it cannot be gathered over {stage.dim} then",
+                "write the `shard` before the `shift`, or leave `direct` out",
             )
             yield _pair(Refusal("gather-of-trimmed", lambda e=explain: e), stage, trimmed[-1])
 
@@ -236,11 +231,14 @@ def _skewed(program: Program) -> Iterator[Fault]:
         return
     if len(skewed) != 2:
         explain = (
-            f"{len(skewed)} skewed shift{'s' if len(skewed) > 1 else ''}",
-            "exactly two shifts of one axis along two dimensions of equal size are skewed",
+            f"{len(skewed)} skewed shift{'s' if len(skewed) > 1 else ''}: "
+            + ", ".join(f"{', '.join(s.tensors)} along {s.dim}" for s in skewed),
+            "exactly two shifts of one axis, along two dimensions of equal size, can be skewed",
         )
-        first, last = skewed[0], skewed[-1]
-        yield _pair(Refusal("skewed-pair", lambda: explain), last, first)
+        last, axis = skewed[-1], skewed[-1].axis
+        others = [s for s in program.stages if s.axis == axis and s is not last]
+        rival = (*skewed[:-1], *others, last)[0]
+        yield _pair(Refusal("skewed-pair", lambda: explain), last, rival)
         return
     one, other = skewed
     sizes = [program.mesh.extent(s.dim) for s in skewed]
@@ -253,14 +251,20 @@ def _skewed(program: Program) -> Iterator[Fault]:
         )
         yield _pair(Refusal("skewed-pair", lambda: explain), other, one)
     elif set(one.tensors) & set(other.tensors) or {*one.tensors, *other.tensors} & outputs:
-        explain = ("skewed shifts are of different inputs", "one operand along each dimension")
+        both = (*one.tensors, *other.tensors)
+        explain = (
+            f"skewed shifts of {', '.join(both)}: two different inputs can be skewed",
+            "shift one input along each dimension",
+        )
         yield _pair(Refusal("skewed-pair", lambda: explain), other, one)
     elif len(_input_walks(program)) > 2 or one.axis in program.mask_axes:
         explain = (
-            "skewed shifts stand alone, and not along a sequence with a mask",
-            "leave out the other shifts",
+            f"{', '.join((*one.tensors, *other.tensors))} cannot be skewed beside other shifts, "
+            "nor along a sequence with a mask",
+            "gather the rest with `shard`, or leave `skewed` out",
         )
-        yield _pair(Refusal("skewed-pair", lambda: explain), other, one)
+        third = next((s for s in _input_walks(program) if s not in skewed), one)
+        yield _pair(Refusal("skewed-pair", lambda: explain), other, third)
 
 
 def _outputs(program: Program) -> Iterator[Fault]:
@@ -271,27 +275,30 @@ def _outputs(program: Program) -> Iterator[Fault]:
         for with_it in (s for s in walks if s.dim == stage.dim):
             if with_it.axis != stage.axis:
                 explain = (
-                    f"{', '.join(stage.tensors)} go home by {stage.axis} along {stage.dim}, but "
-                    f"{', '.join(with_it.tensors)} come by by {with_it.axis}",
-                    f"shift both along {with_it.axis}, or gather one of them",
+                    f"the shift of {', '.join(stage.tensors)} along {stage.dim} returns results by "
+                    f"{stage.axis}, but that of {', '.join(with_it.tensors)} brings tiles of "
+                    f"{with_it.axis}",
+                    "shift both by one axis, or use `shard` for one of them",
                 )
                 yield _pair(Refusal("shifts-disagree", lambda e=explain: e), stage, with_it)
             if {"both", "skewed"} & set(with_it.options) or any(
                 o == "prefetch 0" for o in with_it.options
             ):
                 explain = (
-                    f"results cannot follow {', '.join(with_it.tensors)} along {stage.dim} "
-                    f"({', '.join(with_it.options)})",
-                    "leave the option out",
+                    f"the shift of {', '.join(stage.tensors)} cannot follow that of "
+                    f"{', '.join(with_it.tensors)} along {stage.dim}, which is "
+                    f"`{' '.join(with_it.options)}`",
+                    "leave the option out, or `shard` the results",
                 )
                 yield _pair(Refusal("options-clash", lambda e=explain: e), stage, with_it)
             yield from _trimmed_home(program, with_it, walks)
         if all(s.dim != stage.dim for s in walks):
             for other in (s for s in walks if s.axis == stage.axis):
                 explain = (
-                    f"{', '.join(stage.tensors)} go home by {stage.axis} along {stage.dim}, but "
-                    f"its tiles come by along {other.dim}",
-                    f"shift {', '.join(other.tensors)} along {stage.dim} too, or gather them",
+                    f"the shift of {', '.join(stage.tensors)} returns results by {stage.axis} "
+                    f"along {stage.dim}, but tiles of {stage.axis} come by along {other.dim}",
+                    f"shift {', '.join(other.tensors)} along {stage.dim} too, or write `shard` for "
+                    f"{', '.join(stage.tensors)}",
                 )
                 yield _pair(Refusal("two-shifts-one-axis", lambda e=explain: e), stage, other)
         for other in homes[:index]:
@@ -300,8 +307,9 @@ def _outputs(program: Program) -> Iterator[Fault]:
                 stage.options,
             ):
                 explain = (
-                    f"results go home along {stage.dim} in two ways",
-                    "use one axis and the same options",
+                    f"the shifts of {', '.join(other.tensors)} and {', '.join(stage.tensors)} "
+                    f"return results along {stage.dim} in two ways",
+                    "write one axis and the same options in both lines",
                 )
                 yield _pair(Refusal("shifts-disagree", lambda e=explain: e), stage, other)
 
@@ -311,8 +319,8 @@ def _trimmed_home(program: Program, walk: Stage, walks: list[Stage]) -> Iterator
     other = next((s for s in walks if s.dim != walk.dim), None)
     if "direct" in walk.options and program.mask != "full" and other is not None:
         explain = (
-            f"{', '.join(walk.tensors)} come along {walk.dim} directly, each rank what it reads, "
-            f"and results follow, while {', '.join(other.tensors)} come along {other.dim}",
+            f"the shift of {', '.join(walk.tensors)} along {walk.dim} is `direct` and brings a "
+            f"rank only what it reads: results cannot follow it beside a shift along {other.dim}",
             f"leave `direct` out along {walk.dim}",
         )
         yield _pair(Refusal("home-of-trimmed", lambda: explain), walk, other)
@@ -323,75 +331,75 @@ def _trimmed_home(program: Program, walk: Stage, walks: list[Stage]) -> Iterator
 
 def _loops(program: Program) -> Iterator[Fault]:
     """Tile loops: parts that divide, transfers that are not repeated, results that are complete."""
-    inner: list[str] = []
+    inner: list[tuple[str, str]] = []  # (axis, name of its loop)
     for loop in program.tiles:
+        name = "_".join(loop.axes)
         for axis in loop.axes:
             yield from _tiled_stages(program, axis, loop)
-            carried = [t for t in program.outputs if t.carries(axis)]
-            yield from _partly_complete(program, axis, carried)
+            carried = [t.name for t in program.outputs if t.carries(axis)]
+            yield from _partly_complete(program, axis, carried, name)
             if carried and inner:
+                outer, outer_name = inner[-1]
                 explain = (
-                    f"{', '.join(t.name for t in carried)} would be complete only after the loop "
-                    f"over {inner[-1]}, which is outside that over {axis}",
-                    f"`reorder`: {axis} outside {inner[-1]}",
+                    f"{', '.join(carried)} would be complete only after the loop over {outer}, "
+                    f"which is outside that over {axis}",
+                    f"the loop over {axis} goes outside: `reorder {name}, {outer_name}`",
                 )
                 yield Fault(
                     Refusal("reorder-breaks", lambda e=explain: e),
-                    "tile",
-                    axis,
-                    ("tile", inner[-1]),
+                    ("reorder", name),
+                    ("tile", outer_name),
+                    ("tile", name),
                 )
-        inner += [axis for axis in loop.axes if not all(t.carries(axis) for t in program.outputs)]
+        held = (axis for axis in loop.axes if not all(t.carries(axis) for t in program.outputs))
+        inner += [(axis, name) for axis in held]
 
 
-def _partly_complete(program: Program, axis: str, carried: list[Tensor]) -> Iterator[Fault]:
+def _partly_complete(program: Program, axis: str, carried: list[str], name: str) -> Iterator[Fault]:
     """An axis of some outputs only: these are complete after each part, the others at the end."""
-    others = [t.name for t in program.outputs if t not in carried]
+    others = [t.name for t in program.outputs if t.name not in carried]
     if carried and others:
         explain = (
-            f"after a part of {axis} {carried[0].name} is complete, but {', '.join(others)} not",
-            "tile an axis that all outputs carry, or none",
+            f"{axis} cannot be tiled: {', '.join(carried)} would be complete after each part of "
+            f"it, but {', '.join(others)} only after the last",
+            "tile an axis that all outputs carry, or none of them",
         )
-        yield Fault(Refusal("tile-of-some", lambda: explain), "tile", axis)
+        yield Fault(Refusal("tile-of-some", lambda: explain), ("tile", name))
 
 
-def _tiled_stages(program: Program, axis: str, loop) -> Iterator[Fault]:
+def _tiled_stages(program: Program, axis: str, loop: TileLoop) -> Iterator[Fault]:
     """What moves inside a tile loop must be cut by it."""
+    place = ("tile", "_".join(loop.axes))
     for stage in program.stages:
+        names = ", ".join(stage.tensors)
         cut = program.tensor(stage.tensors[0]).carries(axis)
+        rival = (_word(stage), *stage.tensors, stage.axis, stage.dim)
+        size = program.mesh.extent(stage.dim)
         if stage.kind == "walk" and (not cut or stage.axis == axis):
             explain = (
-                f"{', '.join(stage.tensors)} come by along {stage.dim} for every part of {axis}, "
-                "whole",
-                f"tile an axis that {', '.join(stage.tensors)} carry, other than {stage.axis}",
+                f"the shift of {names} along {stage.dim} would bring the same tiles for every "
+                f"part of {axis}",
+                f"tile an axis of {names}, not {stage.axis}: {_tileable(program, stage)}",
             )
-            yield Fault(
-                Refusal("tile-repeats-shift", lambda e=explain: e),
-                "tile",
-                axis,
-                ("shift", stage.dim),
-            )
-        if (
-            stage.kind == "gather"
-            and stage.axis == axis
-            and loop.parts % program.mesh.extent(stage.dim)
-        ):
-            size = program.mesh.extent(stage.dim)
+            yield Fault(Refusal("tile-repeats-shift", lambda e=explain: e), place, rival)
+        if stage.kind == "gather" and stage.axis == axis and loop.parts % size:
             explain = (
-                f"{loop.parts} parts of {axis} do not come from {size} ranks along {stage.dim}",
-                f"a multiple of {size} parts",
+                f"{loop.parts} parts of {axis} cannot be gathered from {size} ranks along "
+                f"{stage.dim}",
+                f"nearest legal: {nearest_multiples(loop.parts, size)} parts",
             )
-            yield Fault(
-                Refusal("tile-parts", lambda e=explain: e), "tile", axis, ("shard", stage.dim)
-            )
+            yield Fault(Refusal("tile-parts", lambda e=explain: e), place, rival)
         if stage.kind == "scatter" and stage.axis == axis:
             explain = (
-                f"{', '.join(stage.tensors)} are scattered along {axis}, which is looped over",
+                f"{axis} cannot be tiled: the `shard` of {names} scatters results by it over "
+                f"{stage.dim}",
                 "tile another axis",
             )
-            yield Fault(
-                Refusal("tile-of-scattered", lambda e=explain: e),
-                "tile",
-                axis,
-                ("shard", stage.dim),
-            )
+            yield Fault(Refusal("tile-of-scattered", lambda e=explain: e), place, rival)
+
+
+def _tileable(program: Program, stage: Stage) -> str:
+    """Axes whose parts cut a stage's tensors, and not by the axis by which they move."""
+    carried = [program.tensor(name) for name in stage.tensors]
+    axes = [a for a in program.loops if a != stage.axis and all(t.carries(a) for t in carried)]
+    return ", ".join(axes) or "there is none"

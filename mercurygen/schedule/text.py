@@ -173,7 +173,8 @@ def _parse_header(lines: list[Line], file: str) -> tuple:
     tp = lines[4].number_("the number of tensor-parallel ranks")
     lines[4].end()
     if tp < 1:
-        raise lines[4].error("size-out-of-range", f"tp {tp}: must be at least 1")
+        message = f"tp {tp}: must be at least 1"
+        raise UserError("size-out-of-range", message, span=lines[4].span())
     return operator, problem, target, group, tp, _parse_mesh(lines[5])
 
 

@@ -10,6 +10,7 @@ with them, they must lead from the pins to what the schedule works from.
 from __future__ import annotations
 
 from mercurygen.errors import Refusal
+from mercurygen.ir.names import REPLICATED
 from mercurygen.ir.program import BorderStep, Program
 from mercurygen.schedule.directives import Reshard
 from mercurygen.schedule.rules.common import unknown_dim, unknown_tensor
@@ -26,10 +27,19 @@ def refuse(program: Program, d: Reshard) -> Refusal | None:
             if axis is not None and program.named_axis(tensor, axis) is None:
                 return Refusal(
                     "reshard-axis",
-                    lambda name=name, axis=axis: (f"{name} carries no axis {axis}", None),
+                    lambda tensor=tensor, axis=axis: (
+                        f"{tensor.name} carries no axis {axis}",
+                        f"it carries {', '.join(tensor.axes)}",
+                    ),
                 )
     if d.source == d.target:
-        return Refusal("reshard-axis", lambda: ("a reshard goes from one axis to another", None))
+        return Refusal(
+            "reshard-axis",
+            lambda: (
+                f"a reshard from {d.source or REPLICATED} to itself moves nothing",
+                "leave the line out",
+            ),
+        )
     return None
 
 

@@ -53,15 +53,16 @@ def in_order(program: Program, tensors: tuple[str, ...]) -> tuple[str, ...]:
 
 def not_one_story(program: Program, tensors: tuple[str, ...], word: str) -> Refusal | None:
     """Tensors that belong together, of which only some are named."""
+    colon = "" if word == "replicate" else ":"
     for group in program.together:
         named = [name for name in group if name in tensors]
         if named and len(named) < len(group):
             return Refusal(
                 "together-split",
                 lambda group=group, named=named: (
-                    f"{', '.join(named)} cannot {word} without "
+                    f"a `{word}` of {', '.join(named)} without "
                     + ", ".join(name for name in group if name not in named),
-                    f"they always move as one: `{word} {', '.join(group)}: …`",
+                    f"they always move as one: `{word} {', '.join(group)}{colon} …`",
                 ),
             )
     return None
@@ -75,8 +76,8 @@ def mixed_roles(program: Program, tensors: tuple[str, ...], word: str) -> Refusa
     return Refusal(
         "roles-mixed",
         lambda: (
-            f"one line says how {', '.join(tensors)} come in and go out",
-            f"write a `{word}` of its own for {', '.join(outputs)}",
+            f"one `{word}` of inputs and outputs: {', '.join(tensors)}",
+            f"they move in different ways: write a line of its own for {', '.join(outputs)}",
         ),
     )
 
@@ -91,7 +92,10 @@ def fault_of_dtype(program: Program, tensors: tuple[str, ...], dtype: str | None
     if dtype not in REDUCE_DTYPES:
         return Refusal(
             "reduce-dtype",
-            lambda: (f"partial results as {dtype}", closest(dtype, REDUCE_DTYPES)),
+            lambda: (
+                f"partial results do not cross links as {dtype}",
+                closest(dtype, REDUCE_DTYPES),
+            ),
         )
     kinds = {c.kind for c in program.combines for name in c.outputs if name in tensors}
     if kinds == {"sum"}:
@@ -99,7 +103,8 @@ def fault_of_dtype(program: Program, tensors: tuple[str, ...], dtype: str | None
     return Refusal(
         "reduce-dtype",
         lambda: (
-            f"{', '.join(tensors)} as {dtype}: only sums may cross links in less than float32",
+            f"{', '.join(tensors)} cannot cross links as {dtype}: only results that are summed up "
+            "can",
             f"leave `as {dtype}` out",
         ),
     )
@@ -145,8 +150,9 @@ def not_brought(
                     return Refusal(
                         "two-stories",
                         lambda name=name, dim=dim: (
-                            f"{name} already moves along {dim} by another directive",
-                            "each tensor has one story per dimension: keep one of the two lines",
+                            f"{name} already moves along {dim} by another line",
+                            "a tensor moves in one way along a dimension: keep one of the two",
                         ),
+                        ("shift" if stage.kind == "walk" else "shard", name, dim),
                     )
     return None

@@ -27,9 +27,16 @@ def refuse(program: Program, d: Join) -> Refusal | None:
                     f"{axis} is {word} already",
                     "an axis is joined once, before it is tiled",
                 ),
+                ("join" if taken else "tile", axis),
             )
     if len(d.axes) < 2:
-        return Refusal("join-one", lambda: ("a join is of two axes or more", "`join H, G`"))
+        return Refusal(
+            "join-one",
+            lambda: (
+                f"a join of one axis: {d.axes[0]}",
+                f"name two or more, as in `join {', '.join(program.loops[:2])}`",
+            ),
+        )
     return None
 
 

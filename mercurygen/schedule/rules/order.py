@@ -30,7 +30,9 @@ def refuse(program: Program, d: OrderTokens) -> Refusal | None:
         )
     if program.order is not None:
         return Refusal(
-            "order-twice", lambda: ("the order is given twice", "a schedule has one order")
+            "order-twice",
+            lambda: ("the order is given twice", "a schedule has one: keep one of the two lines"),
+            ("order",),
         )
     found = unknown_dim(program, d.dims)
     if found:
@@ -39,7 +41,7 @@ def refuse(program: Program, d: OrderTokens) -> Refusal | None:
         return Refusal(
             "order-dims",
             lambda: (
-                "the dimensions of the order are not in mesh order",
+                f"the order is over {', '.join(d.dims)}, which is not their order in the mesh",
                 "write `over " + ", ".join(program.mesh.in_order(d.dims)) + "`",
             ),
         )

@@ -27,13 +27,15 @@ def refuse(program: Program, d: Parallelize) -> Refusal | None:
                     f"every dimension has exactly one parallelize: drop one, or split {dim} "
                     "into two dimensions in `mesh`",
                 ),
+                ("parallelize", taken, dim),
             )
     if d.axis not in splittable(program):
         return Refusal(
             "axis-not-parallel",
             lambda: (
-                f"{d.axis} cannot be split over {', '.join(d.dims)}: the body runs over all of it",
-                "it splits " + ", ".join(splittable(program)),
+                f"{d.axis} cannot be split over {', '.join(d.dims)}: {program.operator} takes all "
+                "of it at once",
+                "axes that can be split: " + ", ".join(splittable(program)),
             ),
         )
     return None

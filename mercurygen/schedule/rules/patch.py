@@ -16,14 +16,24 @@ KERNELS = ("aten",)
 def refuse(program: Program, d: Patch) -> Refusal | None:
     """Another body, an unknown kernel, a second patch."""
     if d.body != "body":
-        return Refusal("unknown-body", lambda: (f"no body {d.body!r}", "write `patch body with …`"))
+        return Refusal(
+            "unknown-body",
+            lambda: (
+                f"{program.operator} has no part {d.body!r} to patch",
+                f"its only part is `body`: `patch body with {KERNELS[0]}`",
+            ),
+        )
     if d.kernel not in KERNELS:
         return Refusal(
             "unknown-kernel",
             lambda: (f"no kernel {d.kernel!r} for {program.operator}", closest(d.kernel, KERNELS)),
         )
     if program.kernel is not None:
-        return Refusal("patched-twice", lambda: ("the body is patched twice", "keep one line"))
+        return Refusal(
+            "patched-twice",
+            lambda: ("the body is patched twice", "keep one of the two lines"),
+            ("patch",),
+        )
     return None
 
 

@@ -26,7 +26,8 @@ def refuse(program: Program, d: Pin) -> Refusal | None:
                 "pin-axis",
                 lambda name=name, carried=carried: (
                     f"{name} carries no axis {d.axis}",
-                    f"{name} carries {carried}; S stands for its sequence",
+                    f"{name} carries {carried}"
+                    + ("; S stands for its sequence" if program.mask_axes else ""),
                 ),
             )
         for dim in d.dims:
@@ -35,8 +36,9 @@ def refuse(program: Program, d: Pin) -> Refusal | None:
                     "pinned-twice",
                     lambda name=name, dim=dim: (
                         f"{name} is pinned twice over {dim}",
-                        "a dimension splits one axis of a tensor",
+                        "a dimension splits one axis of a tensor: keep one of the two lines",
                     ),
+                    ("pin", name, dim),
                 )
     return None
 

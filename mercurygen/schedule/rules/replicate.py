@@ -37,8 +37,9 @@ def refuse(program: Program, d: Replicate) -> Refusal | None:
                     "two-stories",
                     lambda name=name, dim=dim: (
                         f"{name} is replicated twice over {dim}",
-                        "each tensor has one story per dimension: keep one of the two lines",
+                        "keep one of the two lines",
                     ),
+                    ("replicate", name, dim),
                 )
     return None
 

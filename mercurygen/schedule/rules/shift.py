@@ -27,7 +27,8 @@ def refuse(program: Program, d: Shift) -> Refusal | None:
         return Refusal(
             "reduce-dtype",
             lambda: (
-                f"results that go home cross links as they are merged, not as {d.dtype}",
+                f"partial results that are shifted cross links as they are merged, not as "
+                f"{d.dtype}",
                 f"leave `as {d.dtype}` out, or `shard` them",
             ),
         )
@@ -54,7 +55,8 @@ def _options(along: Along, is_output: bool) -> Refusal | None:
         return Refusal(
             "options-clash",
             lambda: (
-                f"along {along.dim} `{min(words - {'prefetch'})}` has a prefetch of its own",
+                f"a shift along {along.dim} cannot be `prefetch` and "
+                f"`{min(words & {'both', 'skewed'})}`, which fetches ahead as it is",
                 "leave `prefetch` out",
             ),
         )
@@ -72,8 +74,8 @@ def _options(along: Along, is_output: bool) -> Refusal | None:
         return Refusal(
             "options-clash",
             lambda: (
-                f"results that go home along {along.dim} cannot be `{min(odd)}`",
-                "`direct`, or nothing: they follow the tiles that they are of",
+                f"a shift of results along {along.dim} cannot be `{min(odd)}`",
+                "write `direct` or no option: results follow the tiles that they are of",
             ),
         )
     return None

@@ -27,11 +27,15 @@ def refuse(program: Program, d: Tile) -> Refusal | None:
             return Refusal(
                 "tiled-twice",
                 lambda: (f"{d.axis} is tiled twice", "keep one of the two lines"),
+                ("tile", "_".join(loop.axes)),
             )
     if not 2 <= d.parts <= MOST_PARTS:
         return Refusal(
             "tile-parts",
-            lambda: (f"tile {d.axis} by {d.parts}", f"2 to {MOST_PARTS} parts"),
+            lambda: (
+                f"{d.axis} cannot be tiled by {d.parts}",
+                f"legal: 2 to {MOST_PARTS} parts that divide what a rank has of it",
+            ),
         )
     return None
 

@@ -1,0 +1,128 @@
+"""Emitted text of what the mask leaves of a tile."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Literal
+
+from mercurygen.emit.needed import need_form
+from mercurygen.emit.words import letters, variable
+from mercurygen.lower.plan import Plan
+from mercurygen.lower.visible import Block, visible
+
+Form = Literal["all", "before", "halves", "stripes", "chunks"]
+
+
+def mask_form(plan: Plan) -> Form:
+    """How the module decides what of a tile is seen.
+
+    "all": every tile whole. "before": tiles of earlier owners, whole. "halves": the early half
+    of an earlier owner's tile; all of a later owner's, by our late half. "stripes": a causal
+    square, of a later owner's tile below the diagonal. "chunks": by the numbers of its chunks.
+    A closed form is used only where it is what `visible` says for every pair.
+    """
+    whole = plan.nest.begin == "only" and not any(loop.outputs for loop in plan.nest.loops)
+    if plan.program.mask == "full" or whole:
+        return "all"
+    if plan.nest.begin == "first":
+        spans = [range(plan.program.mesh.extent(dim)) for dim in plan.row_dims]
+        places = [dict(zip(plan.row_dims, place, strict=True)) for place in product(*spans)]
+        slots = [plan.rows(place) for place in places]
+        for form in ("before", "halves", "stripes"):
+            if _holds(plan, form, slots):
+                return form
+    return "chunks"
+
+
+def _holds(plan: Plan, form: str, slots: list[tuple[int, ...]]) -> bool:
+    return all(
+        visible(plan.atoms.domain, plan.program.kernel, rows, cols)
+        == _closed_form(form, me, owner, len(rows))
+        for me, rows in enumerate(slots)
+        for owner, cols in enumerate(slots)
+        if me != owner
+    )
+
+
+def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]:
+    whole, half = (0, size), size // 2
+    if form == "before":
+        return (Block(whole, whole, False),) if owner < me else ()
+    if form == "stripes":
+        return (Block(whole, whole, True, owner > me),)
+    if owner < me:
+        return (Block(whole, (0, half), False),)
+    return (Block((half, size), whole, False),)
+
+
+def visible_functions(plan: Plan) -> list[str]:
+    """`_visible`, and `_chunks` where something goes by their numbers."""
+    form = mask_form(plan)
+    fixed = {"halves": _VISIBLE_HALVES, "stripes": _VISIBLE_STRIPES, "chunks": _VISIBLE_CHUNKS}
+    texts = [fixed[form]] if form in fixed else []
+    numbered = "chunks" in (form, need_form(plan))
+    return [*texts, chunks(plan)] if numbered else texts
+
+
+_VISIBLE_HALVES = '''\
+def _visible(me: int, owner: int, tokens: int) -> tuple[slice, slice]:
+    """Rows of q, and columns of k and v, that the causal mask leaves of another owner's tile."""
+    if owner < me:  # its early run is before all of ours, its late run after all
+        return slice(None), slice(0, tokens // 2)
+    return slice(tokens // 2, None), slice(None)  # our late run is after both of its runs'''
+
+_VISIBLE_STRIPES = '''\
+def _visible(me: int, owner: int) -> tuple[slice, slice]:
+    """Rows of q, and columns of k and v, of which the causal mask leaves row i columns up to i."""
+    if owner < me:  # its token i comes before our token i, and its next one after
+        return slice(None), slice(None)
+    return slice(1, None), slice(None, -1)  # its token i comes after our token i'''
+
+_VISIBLE_CHUNKS = '''\
+def _visible(
+    rows: list[int], cols: list[int], size: int
+) -> Iterator[tuple[slice, slice, bool]]:
+    """Cut rows x cols, chunks of `size` tokens, into the blocks that the causal mask leaves.
+
+    Yields rows and columns, in tokens, and whether the diagonal cuts the block.
+    """
+
+    def kind(row: int) -> tuple[bool, int]:
+        """What neighbouring rows of one block have in common."""
+        before, own = bisect_left(cols, rows[row]), rows[row] in cols
+        return own, before - row if own else before
+
+    for (own, _), run in groupby(range(len(rows)), kind):
+        first, *rest = run
+        span = slice(first * size, (first + 1 + len(rest)) * size)
+        before = bisect_left(cols, rows[first])  # chunks that lie wholly before these
+        if before:
+            yield span, slice(0, before * size), False
+        if own:  # their own chunks: a square on the diagonal
+            yield span, slice(before * size, (before + 1 + len(rest)) * size), True'''
+
+
+def chunks(plan: Plan) -> str:
+    """`_chunks`: from coordinates to the chunks that their ranks own."""
+    order, mesh = plan.program.order, plan.program.mesh
+    dims = tuple(dim for dim in mesh.dims if dim.name in order.dims)
+    names = letters(dims)
+    number = ""
+    for dim in dims:
+        if number:
+            number = f"({number})" if " " in number else number
+            number = f'{number} * MESH["{dim.name}"] + '
+        number += names[dim.name]
+    places = {dim.name: variable(dim.name, "places") for dim in dims}
+    parameters = ", ".join(f"{places[dim.name]}: Iterable[int]" for dim in dims)
+    loops = " ".join(f"for {names[dim.name]} in {places[dim.name]}" for dim in dims)
+    ranks = f"list({places[dims[0].name]})" if len(dims) == 1 else f"[{number} {loops}]"
+    lines = [
+        f"def _chunks({parameters}) -> list[int]:",
+        '    """Numbers of the chunks that the ranks at these places own, in global order."""',
+    ]
+    if order.halves == 1:
+        return "\n".join([*lines, f"    return {ranks}"])
+    last = order.chunks(mesh) - 1
+    lines.append(f"    ranks = {ranks}")
+    return "\n".join([*lines, f"    return [*ranks, *({last} - rank for rank in reversed(ranks))]"])

@@ -1,0 +1,395 @@
+"""Emitted text of one ring, in every way that tiles come by along one dimension."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from mercurygen.emit import direct
+from mercurygen.emit.levels import with_owner
+from mercurygen.emit.loops import levels, walked, walking
+from mercurygen.emit.needed import cut_outside
+from mercurygen.emit.templates import render
+from mercurygen.lower.plan import Gather, Plan, Walk
+
+TILES = "tuple[Tensor, ...]"
+_IN_FLIGHT = "finally:  # even if the caller fails: nothing stays in flight"
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """What makes the text of a ring.
+
+    Attributes:
+        direct: every tile straight from its owner.
+        both: "odd" or "even" numbers of ranks, passed on both ways; "": one way.
+        reverse: from the next rank, not from the previous one.
+        ahead: tiles that are here, or on their way, while one is used.
+        cut: its tiles are fronts of the buffers.
+    """
+
+    direct: bool
+    both: str
+    reverse: bool
+    ahead: int
+    cut: bool
+
+    @property
+    def buffers(self) -> int:
+        """Sets of receive buffers that are used in turn, if there are as many transfers."""
+        if self.both:
+            return 4
+        return self.ahead + 1 if self.direct else max(self.ahead, 1) + 1
+
+
+def ring_of(plan: Plan, walk: Walk) -> Ring:
+    """The ring of a walk, as simple as its number of ranks allows."""
+    size = plan.program.mesh.extent(walk.dim)
+    both = ("even", "odd")[size % 2] if walk.both and size > 2 else ""
+    cut = cut_outside(plan, walk.dim) and not walk.direct
+    return Ring(walk.direct, both, walk.reverse, min(walk.ahead, size - 1), cut)
+
+
+def rings(plan: Plan) -> dict[str, Ring]:
+    """The different rings of a plan by the name of their function, outermost first."""
+    found: dict[str, Ring] = {}
+    for walk in walked(plan):
+        ring = ring_of(plan, walk)
+        if ring in found.values():
+            continue
+        name = f"_walk_{'direct' if ring.direct else 'both' if ring.both else 'ring'}"
+        found[name if name not in found else f"{name}_{walk.dim}"] = ring
+    return found
+
+
+def ring_name(plan: Plan, dim: str) -> str:
+    """The function of the ring along a dimension."""
+    walk = next(walk for walk in walked(plan) if walk.dim == dim)
+    ring = ring_of(plan, walk)
+    return next(name for name, each in rings(plan).items() if each == ring)
+
+
+def yields(plan: Plan, owner: str) -> str:
+    """What rings yield."""
+    return f"tuple[{owner}, {TILES}]" if with_owner(plan) else TILES
+
+
+def functions(plan: Plan) -> list[str]:
+    """Every ring, and what rings call."""
+    found = rings(plan)
+    texts = [_walk(plan, name, ring) for name, ring in found.items()]
+    if any(ring.direct and ring.ahead > 1 for ring in found.values()):
+        texts.append(render("landed"))
+    empty = any(ring.cut for ring in found.values()) and direct.may_be_empty(plan)
+    values = {"some": "", "unless": ""}
+    if empty:  # nothing may be read of a tile
+        values = {"some": " if x.numel()", "unless": " if recvs else []"}
+    if any(ring.both for ring in found.values()):
+        texts.append(render("shift_both", **values))
+    if ways := _ways(plan):
+        texts.append(render("shift", **_SHIFTS[tuple(ways)], **values))
+    if any(ring.direct for ring in found.values()):
+        texts += direct.functions(plan)
+    return texts
+
+
+def plain_shift() -> str:
+    """`_shift` to the next rank, of whole tiles."""
+    return render("shift", **_SHIFTS[False,], some="", unless="")
+
+
+_SHIFTS = {  # by whether the rings are reversed: the words of `_shift`
+    (False,): {
+        "parameter": "",
+        "to": "to the next rank",
+        "theirs": "the previous rank's",
+        "before": "me - 1",
+        "after": "me + 1",
+    },
+    (True,): {
+        "parameter": "",
+        "to": "to the previous rank",
+        "theirs": "the next rank's",
+        "before": "me + 1",
+        "after": "me - 1",
+    },
+    (False, True): {
+        "parameter": ", on: int",
+        "to": "`on` ranks forward",
+        "theirs": "from as many back",
+        "before": "me - on",
+        "after": "me + on",
+    },
+}
+
+
+def _ways(plan: Plan) -> list[bool]:
+    """Whether rings that pass tiles on one way are reversed: one of them, or both."""
+    relayed = [ring for ring in rings(plan).values() if not ring.direct and ring.both != "odd"]
+    return sorted({ring.reverse for ring in relayed})
+
+
+# --- rings ----------------------------------------------------------------------------------
+
+
+def _walk(plan: Plan, name: str, ring: Ring) -> str:
+    """One ring. Alone it has its own buffers; in a nest they are kept outside and reused."""
+    nested = len(levels(plan)) > 1
+    owner = with_owner(plan)
+    count = ring.buffers
+    few = f"min({count}, size - 1)" if count > 1 else "1"
+    buffers = f"[tuple(map(torch.empty_like, tiles)) for _ in range({few})]"
+    if count == 1:
+        buffers = "tuple(map(torch.empty_like, tiles))"
+        buffers = f"[{buffers}]"
+    note = "  # used in turn" if count > 1 else "  # used again and again"
+    spare = [] if nested else [f"    spare = {buffers}{note}"]
+    size = "size, me = group.size(), group.rank()" if owner else "size = group.size()"
+    given = f"spare: list[{TILES}], " if nested else ""
+    more = "".join(f", {each}" for each in _parameters(plan, ring))
+    return "\n".join(
+        [
+            f"def {name}(tiles: {TILES}, {given}group: dist.ProcessGroup{more})"
+            f" -> Iterator[{yields(plan, 'int')}]:",
+            f'    """{_doc(plan, ring)}"""',
+            f"    {size}",
+            *spare,
+            *_body(plan, ring),
+        ]
+    )
+
+
+def _parameters(plan: Plan, ring: Ring) -> list[str]:
+    """What a ring must know beside its tiles and its group."""
+    return direct.parameters(plan) if ring.direct else []
+
+
+def _doc(plan: Plan, ring: Ring) -> str:
+    what = "Yield (owner, tiles)" if with_owner(plan) else "Yield the tiles"
+    if ring.both:
+        return f"{what} of every rank, ours first, then those of both neighbours, and so on."
+    start = f"{what} of every rank, ours first; "
+    if ring.ahead == 0:
+        return f"{start}the next arrive when one is used up."
+    if ring.ahead == 1:
+        return f"{start}the next arrive while one is used."
+    return f"{start}{ring.ahead} more are here or on their way."
+
+
+def _body(plan: Plan, ring: Ring) -> list[str]:
+    if ring.both:
+        return _both_ways(plan, ring)
+    if ring.ahead == 0:
+        return _at_once(plan, ring)
+    if ring.ahead == 1:
+        return _one_ahead(plan, ring)
+    return _fetched_ahead(plan, ring) if ring.direct else _passed_ahead(plan, ring)
+
+
+def _owner(plan: Plan, ring: Ring, step: str) -> str:
+    """`(me - step) % size, `, where it is asked for."""
+    sign = "+" if ring.reverse else "-"
+    return f"(me {sign} {step}) % size, " if with_owner(plan) else ""
+
+
+def _last(plan: Plan, ring: Ring) -> str:
+    sign = "-" if ring.reverse else "+"
+    return f"    yield {f'(me {sign} 1) % size, ' if with_owner(plan) else ''}tiles"
+
+
+def _arriving(ring: Ring, buffer: str, held: str) -> str:
+    """What a relayed ring receives into."""
+    return f"tuple(_front(x, {held}[0].shape[1]) for x in {buffer})" if ring.cut else buffer
+
+
+def _shift(plan: Plan, ring: Ring, held: str) -> str:
+    """Pass tiles on."""
+    way = f", {-1 if ring.reverse else 1}" if len(_ways(plan)) > 1 else ""
+    return f"_shift({held}, arriving, group{way})"
+
+
+def _fetch(plan: Plan, ring: Ring, buffer: str, step: str) -> str:
+    """Ask for the tiles of a step."""
+    step = f"-({step})" if ring.reverse and " " in step else f"-{step}" if ring.reverse else step
+    more = "".join(f", {each.partition(':')[0]}" for each in _parameters(plan, ring))
+    return f"_fetch(own, {buffer}, {step}, group{more})"
+
+
+def _at_once(plan: Plan, ring: Ring) -> list[str]:
+    if ring.direct:
+        lines = [
+            f"        works, tiles = {_fetch(plan, ring, 'spare[0]', 'step + 1')}",
+            "        _wait(works)",
+        ]
+    else:
+        lines = [
+            f"        arriving = {_arriving(ring, 'spare[step % 2]', 'tiles')}",
+            f"        _wait({_shift(plan, ring, 'tiles')})",
+            "        tiles = arriving",
+        ]
+    return [
+        *(["    own = tiles"] if ring.direct else []),
+        "    for step in range(size - 1):",
+        f"        yield {_owner(plan, ring, 'step')}tiles",
+        *lines,
+        _last(plan, ring),
+    ]
+
+
+def _one_ahead(plan: Plan, ring: Ring) -> list[str]:
+    if ring.direct:
+        fetch = _fetch(plan, ring, "spare[step % 2]", "step + 1")
+        start = [f"        works, arriving = {fetch}"]
+    else:
+        start = [
+            f"        arriving = {_arriving(ring, 'spare[step % 2]', 'tiles')}",
+            f"        works = {_shift(plan, ring, 'tiles')}",
+        ]
+    return [
+        *(["    own = tiles"] if ring.direct else []),
+        "    for step in range(size - 1):",
+        *start,
+        "        try:",
+        f"            yield {_owner(plan, ring, 'step')}tiles",
+        f"        {_IN_FLIGHT}",
+        "            _wait(works)",
+        "        tiles = arriving",
+        _last(plan, ring),
+    ]
+
+
+def _passed_ahead(plan: Plan, ring: Ring) -> list[str]:
+    ahead = ring.ahead
+    arriving = partial(_arriving, ring, held="held[-1]")
+    if with_owner(plan):
+        rest = [
+            f"    for step, tiles in enumerate(held, size - {ahead}):",
+            f"        yield {_owner(plan, ring, 'step')}tiles",
+        ]
+    else:
+        rest = ["    yield from held"]
+    return [
+        *_first_hops(plan, ring),
+        f"    for step in range(size - {ahead}):",
+        f"        arriving = {arriving(f'spare[(step + {ahead - 1}) % {ahead + 1}]')}",
+        f"        works = {_shift(plan, ring, 'held[-1]')}",
+        "        try:",
+        f"            yield {_owner(plan, ring, 'step')}held[0]",
+        f"        {_IN_FLIGHT}",
+        "            _wait(works)",
+        "        held = [*held[1:], arriving]",
+        *rest,
+    ]
+
+
+def _first_hops(plan: Plan, ring: Ring) -> list[str]:
+    """The hops that are over before our own tiles are used."""
+    if ring.ahead == 2:
+        return [
+            f"    arriving = {_arriving(ring, 'spare[0]', 'tiles')}",
+            f"    _wait({_shift(plan, ring, 'tiles')})",
+            "    held = [tiles, arriving]  # in order of use",
+        ]
+    return [
+        "    held = [tiles]  # in order of use",
+        f"    for step in range({ring.ahead - 1}):",
+        f"        arriving = {_arriving(ring, 'spare[step]', 'held[-1]')}",
+        f"        _wait({_shift(plan, ring, 'held[-1]')})",
+        "        held = [*held, arriving]",
+    ]
+
+
+def _fetched_ahead(plan: Plan, ring: Ring) -> list[str]:
+    ahead = ring.ahead
+    more = _fetch(plan, ring, f"spare[(step + {ahead - 1}) % {ahead + 1}]", f"step + {ahead}")
+    landed = "tiles, flights = _landed(flights)"
+    if ahead == 2:
+        first = _fetch(plan, ring, "spare[0]", "1")
+        owner = f"(me {'-' if ring.reverse else '+'} 2) % size, " if with_owner(plan) else ""
+        last = [f"        yield {owner}tiles", f"        {landed}"]
+    else:
+        first = _fetch(plan, ring, "spare[step]", "step + 1")
+        first = f"{first} for step in range({ahead - 1})"
+        last = [
+            f"        for step in range(size - {ahead}, size - 1):  # all are on their way",
+            f"            yield {_owner(plan, ring, 'step')}tiles",
+            f"            {landed}",
+        ]
+    return [
+        "    own = tiles",
+        f"    flights = [{first}]",
+        "    try:",
+        f"        for step in range(size - {ahead}):",
+        f"            flights = [*flights, {more}]",
+        f"            yield {_owner(plan, ring, 'step')}tiles",
+        f"            {landed}",
+        *last,
+        f"    {_IN_FLIGHT}",
+        "        for works, _ in flights:",
+        "            _wait(works)",
+        _last(plan, ring),
+    ]
+
+
+def _both_ways(plan: Plan, ring: Ring) -> list[str]:
+    owner = with_owner(plan)
+
+    def pair(place: str, tiles: str) -> str:
+        return f"({place}, {tiles})" if owner else tiles
+
+    sides = (
+        pair("(me - step - 1) % size", "arriving[0]"),
+        pair("(me + step + 1) % size", "arriving[1]"),
+    )
+    both = "spare[2 * step % 4], spare[(2 * step + 1) % 4]"
+    if ring.cut:
+        both = f"[tuple(_front(x, forth[0].shape[1]) for x in each) for each in ({both})]"
+    lines = [
+        "    forth, back = tiles, tiles",
+        f"    here = [{pair('me', 'tiles')}]",
+        "    for step in range((size - 1) // 2):",
+        f"        arriving = {both}",
+        "        works = _shift_both(forth, back, *arriving, group)",
+        "        try:",
+        "            yield from here",
+        f"        {_IN_FLIGHT}",
+        "            _wait(works)",
+        "        forth, back = arriving",
+        f"        here = [{', '.join(sides)}]",
+    ]
+    if ring.both == "odd":
+        return [*lines, "    yield from here"]
+    return [
+        *lines,
+        f"    arriving = {_arriving(ring, 'spare[(size - 2) % 4]', 'forth')}",
+        f"    works = {_shift(plan, ring, 'forth')}",
+        "    try:",
+        "        yield from here",
+        f"    {_IN_FLIGHT}",
+        "        _wait(works)",
+        f"    yield {'(me + size // 2) % size, ' if owner else ''}arriving",
+    ]
+
+
+def spare(plan: Plan) -> str:
+    """`_spare`: the receive buffers of a ring of a nest."""
+    longer = any(isinstance(stage, Gather) for stage in walking(plan))
+    counts = {ring.buffers for ring in rings(plan).values()}
+    count = "most" if len(counts) > 1 else str(*counts)
+    parameter = (", most: int" if len(counts) > 1 else "") + (", longer: int" if longer else "")
+    one = "x.new_empty(x.shape[0], longer * x.shape[1], *x.shape[2:])"
+    text = "used in turn" + (", that many times as long as tiles" if longer else "")
+    buffers = f"tuple({one} for x in tiles)" if longer else "tuple(map(torch.empty_like, tiles))"
+    return "\n".join(
+        [
+            f"def _spare(tiles: {TILES}, group: dist.ProcessGroup{parameter}) -> list[{TILES}]:",
+            f'    """Buffers that a ring receives into, {text}."""',
+            f"    return [{buffers} for _ in range(min({count}, group.size() - 1))]",
+        ]
+    )
+
+
+def spare_argument(plan: Plan, dim: str) -> str:
+    """`, 4`: how many buffers a ring uses, where rings differ in that."""
+    counts = {ring.buffers for ring in rings(plan).values()}
+    return f", {rings(plan)[ring_name(plan, dim)].buffers}" if len(counts) > 1 else ""
