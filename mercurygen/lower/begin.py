@@ -1,0 +1,264 @@
+"""How results begin, and what a mask or an order makes of tiles that a kernel cannot do."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from mercurygen.errors import Refusal
+from mercurygen.ir.atoms import atoms_of
+from mercurygen.ir.program import Program
+from mercurygen.lower.plan import Gather, Loop, Plan, Spread, Walk
+from mercurygen.lower.recorder import NotARun
+from mercurygen.lower.trace import trace
+from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, visible
+
+
+def begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
+    """How the innermost results begin; or why the mask leaves too many blocks of a tile."""
+    walks = any(loop.walks and not loop.outputs for loop in loops)
+    moving = sum(bool(loop.outputs) for loop in loops)
+    partly = any(
+        not tensor.carries(axis)
+        for tile in program.tiles
+        for axis in tile.axes
+        for tensor in program.outputs
+    )
+    if not program.mask_axes:
+        return "empty" if walks or partly else "only"
+    found = _fragments(program, loops)
+    if isinstance(found, Refusal):
+        return found
+    worst, alike, blank = found
+    trimmed = _trimmed_beside(loops)
+    if blank and trimmed:
+        return _skipped(trimmed)
+    if worst > MOST_BLOCKS:
+        return _fragmented(worst)
+    alike = alike and not _come_by(program, loops)
+    if partly or not alike:
+        return "empty"
+    if not moving:
+        return "first" if walks else "only"
+    last = max(i for i, loop in enumerate(loops) if loop.outputs)
+    if any(loop.walks for loop in loops[last:] if not loop.outputs):
+        return "empty"  # what goes home is merged from several tiles
+    trims = not walks and moving == 1 and all(loop.home != "relayed" for loop in loops)
+    return "only" if program.mask == "full" or (trims and worst <= 1) else "empty"
+
+
+def _come_by(program: Program, loops: tuple[Loop, ...]) -> bool:
+    """Whether results that stay are of more than one tile: an output carries what is walked."""
+    return any(
+        tensor.carries(loop.axis)
+        for loop in loops
+        if loop.walks and not loop.outputs
+        for tensor in program.outputs
+    )
+
+
+def _trimmed_beside(loops: tuple[Loop, ...]) -> tuple[str, str] | None:
+    """A dimension of a direct walk, and one of a walk of another loop, inside or outside."""
+    for i, loop in enumerate(loops):
+        direct = next((walk.dim for walk in loop.walks if walk.direct), None)
+        for j, other in enumerate(loops):
+            if direct and i != j and other.walks:
+                return direct, other.walks[0].dim
+    return None
+
+
+def _skipped(dims: tuple[str, str]) -> Refusal:
+    direct, other = dims
+    return Refusal(
+        "direct-skips-tiles",
+        lambda: (
+            f"the shift along {direct} is `direct`, and of some tiles a rank reads nothing: it "
+            f"would skip the shift along {other}, which the other ranks wait for",
+            f"leave `direct` out, gather over {other}, or use `order S: zigzag`",
+        ),
+    )
+
+
+def _not_cuttable(fault: NotCuttable) -> Refusal:
+    words = str(fault)
+    return Refusal("mask-not-cuttable", lambda: (words, "use another order of tokens"))
+
+
+def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool, bool] | Refusal:
+    """Of all ranks: most blocks of a tile; whether every first tile is one block, of all cells of
+    the results; and whether the mask leaves nothing of some tile."""
+    places = tuple(_places(program, loops, axis) for axis in program.mask_axes)
+    tiles = program.tiles and (program.tiles, program.parallel)
+    key = "fragments", program.kernel, program.order, tiles, places
+    found = program.shared.get(key)
+    if found is None:
+        try:
+            found = _cut(program, *places)
+        except NotCuttable as fault:
+            found = _not_cuttable(fault)
+        program.shared[key] = found
+    return found
+
+
+def _cut(
+    program: Program, rows: tuple[str, ...], columns: tuple[str, ...]
+) -> tuple[int, bool, bool]:
+    worst, alike, blank, domain = 0, True, False, atoms_of(program).domain
+    for mine, theirs, first in _tiles(program, rows, columns):
+        blocks = visible(domain, program.kernel, mine, theirs)
+        worst, blank = max(worst, len(blocks)), blank or not blocks
+        if first and not (len(blocks) == 1 and _covers(program, blocks[0], mine, theirs)):
+            alike = False
+    return worst, alike, blank
+
+
+def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:
+    """Whether a block has all cells of the outputs that the tiles have."""
+    spans = zip(program.mask_axes, (block.rows, block.cols), (rows, cols), strict=True)
+    return not block.below and all(
+        span == (0, len(atoms))
+        for axis, span, atoms in spans
+        if any(tensor.carries(axis) for tensor in program.outputs)
+    )
+
+
+def _fragmented(worst: int) -> Refusal:
+    return Refusal(
+        "mask-too-fragmented",
+        lambda: (
+            f"the mask cuts a tile into {worst} blocks; at most {MOST_BLOCKS} are worth it",
+            "split heads over the inner dimensions and the sequence over the outer ones",
+        ),
+    )
+
+
+def _tiles(program: Program, rows: tuple[str, ...], columns: tuple[str, ...]):
+    """(rows, columns, whether it is the first of its results) of all tiles of all ranks."""
+    row_axis, column_axis = program.mask_axes
+    atoms = atoms_of(program)
+    owners = _held(program, column_axis, columns)
+    for place, mine in _held(program, row_axis, rows):
+        for there, tiles in owners:
+            first = all(place.get(dim, i) == i for dim, i in there.items())
+            for part in _runs(mine, atoms.parts(row_axis)):
+                for tile in _runs(tiles, atoms.parts(column_axis)):
+                    yield part, tile, first
+
+
+def _held(program: Program, axis: str, dims: tuple[str, ...]) -> list[tuple[dict, tuple]]:
+    """Every place along some dimensions, and the atoms that it owns."""
+    atoms, found = atoms_of(program), []
+    for held in product(*(range(program.mesh.extent(dim)) for dim in dims)):
+        place = dict(zip(dims, held, strict=True))
+        owned = atoms.owned(program.order, axis, {d: (i,) for d, i in place.items()})
+        found.append((place, owned))
+    return found
+
+
+def _runs(atoms: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    """Equal runs of a list."""
+    size = len(atoms) // parts
+    return [atoms[i * size : (i + 1) * size] for i in range(parts)]
+
+
+def _places(program: Program, loops: tuple[Loop, ...], axis: str) -> tuple[str, ...]:
+    """Dimensions along which different tiles of an axis come to a rank, or stay on it."""
+    walks = [w.dim for loop in loops if loop.axis == axis for w in loop.walks]
+    return program.mesh.in_order((*walks, *program.parallel_dims(axis)))
+
+
+# --- alignment ----------------------------------------------------------------------------------
+
+
+def _cut_by_walks(plan: Plan) -> bool:
+    """Whether something that does not come by is cut to the tiles that do."""
+    return any(
+        tensor.carries(loop.axis) and tensor.name not in loop.tensors
+        for loop in plan.nest.loops
+        if loop.walks
+        for tensor in plan.program.read
+    )
+
+
+def misaligned(plan: Plan) -> Refusal | None:
+    """Refuse a plan that needs parts of tiles that do not lie in one piece.
+
+    Where nothing is cut there are none. Rank 0 shows them: under zigzag its tokens are the
+    farthest apart, and in the other orders all ranks' lie alike.
+    """
+    cuts = any(isinstance(step, Spread) and not step.gathers for step in plan.before)
+    moving = any(loop.outputs for loop in plan.nest.loops)
+    come_by = _come_by(plan.program, plan.nest.loops)
+    if not (cuts or plan.tiles or moving or come_by or _cut_by_walks(plan)):
+        return None
+    if not (cuts or plan.tiles) and _in_step(plan):
+        return None
+    program = plan.program
+    trims = program.order is not None and program.order.kind != "zigzag"
+    alike = tuple(_at_rank_0(loop, trims) for loop in plan.nest.loops)
+    key = "aligned", program.kernel, program.layout, alike, plan.nest.begin, plan.nest.reduces
+    if key not in program.shared:
+        program.shared[key] = _fault_of_rank_0(plan)
+    return program.shared[key]
+
+
+def _in_step(plan: Plan) -> bool:
+    """Whether all that carries an axis of the results has the same part of it at every step: what
+    is read is that of the owner whose results they are."""
+    program = plan.program
+    if any(loop.partner for loop in plan.nest.loops):
+        return False
+    gathered = {
+        (name, stage.dim)
+        for loop in plan.nest.loops
+        for stage in loop.stages
+        if isinstance(stage, Gather)
+        for name in loop.tensors
+    }
+    for axis in {axis for tensor in program.outputs for axis in tensor.axes}:
+        parts = set()
+        for tensor in program.read:
+            if axis in tensor.axes:
+                held = zip(program.mesh.names, program.storage(tensor), strict=True)
+                dims = (d for d, along in held if along == axis)
+                parts.add(frozenset(d for d in dims if (tensor.name, d) not in gathered))
+        split = program.parallel_dims(axis)
+        for tensor in program.outputs:
+            if axis in tensor.axes:
+                homes = (
+                    walk.dim
+                    for loop in plan.nest.loops
+                    if tensor.name in loop.outputs and loop.axis == axis
+                    for walk in loop.walks
+                )
+                parts.add(frozenset((*split, *homes)))
+        if len(parts) > 1:
+            return False
+    return True
+
+
+def _at_rank_0(loop: Loop, trims: bool) -> tuple:
+    """What of a loop tells which tiles come together on rank 0, in whatever order.
+
+    Under zigzag rank 0 has the last tokens, which read every tile whole, direct or not.
+    """
+    stages = tuple(
+        (s.dim, s.skew, s.direct and trims) if isinstance(s, Walk) else s for s in loop.stages
+    )
+    return loop.tensors, loop.axis, stages, loop.outputs, loop.partner
+
+
+def _fault_of_rank_0(plan: Plan) -> Refusal | None:
+    try:
+        trace(plan, 0)
+    except NotCuttable as fault:
+        return _not_cuttable(fault)
+    except NotARun as fault:
+        axis = str(fault)
+        return Refusal(
+            "tiles-do-not-align",
+            lambda: (
+                f"what a rank works on along {axis} does not lie in one piece in what it holds",
+                "`order S: contiguous`, or bring what carries it in the same tiles",
+            ),
+        )
+    return None
