@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from mercurygen.designs.meshes import meshes
@@ -114,19 +114,22 @@ def name_of(mesh: Mesh, directives: tuple[Directive, ...]) -> str | None:
     Nor does the token order, unless a design has one of its own: then that is the name.
     """
     kind = next((d.kind for d in directives if isinstance(d, OrderTokens)), None)
-    core = _core(directives)
-    fitting = [p for p in patterns() if p.order in (None, kind) and core == _core_on(p, mesh)]
+    alike = _by_core(mesh).get(_core(directives), ())
+    fitting = [pattern for pattern in alike if pattern.order in (None, kind)]
     named = sorted(fitting, key=lambda pattern: pattern.order is None)  # stable
     return named[0].name if named else None
 
 
-@cache
-def _core_on(pattern: Pattern, mesh: Mesh) -> Core | None:
-    """What makes the design, on a mesh; None if it has another number of dimensions."""
-    if len(pattern.roles) != len(mesh.dims):
-        return None
-    split, stories, _ = _core(pattern.on(mesh))
-    return split, stories, pattern.tile
+@lru_cache(maxsize=256)
+def _by_core(mesh: Mesh) -> dict[Core, tuple[Pattern, ...]]:
+    """The designs with as many roles as a mesh has dimensions, by what makes them."""
+    found: dict[Core, tuple[Pattern, ...]] = {}
+    for pattern in patterns():
+        if len(pattern.roles) == len(mesh.dims):
+            split, stories, _ = _core(pattern.on(mesh))
+            core = split, stories, pattern.tile
+            found[core] = (*found.get(core, ()), pattern)
+    return found
 
 
 def _pattern(lines: list[str]) -> Pattern:

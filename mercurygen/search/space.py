@@ -73,16 +73,16 @@ class Point:
     """A schedule not yet tried.
 
     Attributes:
-        start: the operator on the mesh, with the first `given` directives.
+        start: the operator on the mesh, with the directives that are not in `rest`.
         directives: without reshards.
         design: the named design that it is an instance of, or None.
-        given: directives that `start` has already: points that begin alike share it.
+        rest: directives that `start` lacks; None: all. Points that begin alike share the others.
     """
 
     start: Program
     directives: tuple[Directive, ...]
     design: str | None
-    given: int = 0
+    rest: tuple[Directive, ...] | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -118,12 +118,11 @@ def points(
         for kind in _orders(problem, mesh, order, own):
             framed: dict[tuple[Directive, ...], Program] = {}
             for split, moves in _bodies(program) if design is None else _forms(program, design):
-                first = (*_frame(program, kind), *split)
+                first, last = (*_frame(program, kind), *split), Patch("body", KERNEL)
                 if first not in framed:
-                    framed[first] = _given(program, first)
+                    framed[first] = _given(program, (*first, last))
                 name = design or patterns.name_of(mesh, (*first, *moves))
-                lines = (*first, *moves, Patch("body", KERNEL))
-                yield Point(framed[first], lines, name, len(first))
+                yield Point(framed[first], (*first, *moves, last), name, moves)
 
 
 def size(
@@ -146,7 +145,7 @@ def size(
 
 def settle(point: Point) -> tuple[Program, tuple[Directive, ...]] | Refusal:
     """The complete program of a point and its directives with the reshards, or a refusal."""
-    program = attempt(point.start, point.directives[point.given :])
+    program = attempt(point.start, point.directives if point.rest is None else point.rest)
     if isinstance(program, Refusal):
         return program
     frame = [d for d in point.directives if isinstance(d, OrderTokens | Pin)]
@@ -238,7 +237,7 @@ def _forms(program: Program, design: str) -> Iterator[Body]:
 
 
 def _given(program: Program, first: tuple[Directive, ...]) -> Program:
-    """The program with the lines that many points begin with."""
+    """The program with the lines that many points share."""
     for directive in first:
         program = RULES[type(directive)].rewrite(program, directive)
     return program
