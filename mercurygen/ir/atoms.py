@@ -8,13 +8,13 @@ are looped over; any other axis is cut into contiguous equal parts, in mesh orde
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import lcm, prod
 
 from mercurygen.errors import InternalError
 from mercurygen.ir.layout import Interleaving, Order, interleaving
 from mercurygen.ir.liveness import Liveness
-from mercurygen.ir.program import Laid, Program, Tensor
+from mercurygen.ir.program import Program, Tensor
 
 Region = tuple[tuple[int, ...], ...]  # per axis of a tensor its atoms, in storage order
 Coordinate = Mapping[str, int]
@@ -29,10 +29,9 @@ class Atoms:
     @cached_property
     def count(self) -> dict[str, int]:
         """Atoms of every axis."""
-        return _counts(self.program.laid)
+        return {axis.name: self._count(axis.name) for axis in self.program.axes}
 
-    def count_of(self, axis: str) -> int:
-        """Atoms of one axis."""
+    def _count(self, axis: str) -> int:
         program = self.program
         if axis in program.mask_axes:
             finer = [self.parts(each) for each in program.mask_axes]
@@ -158,10 +157,3 @@ class Atoms:
             len(atoms) * self.program.extent(axis) // self.count[axis]
             for axis, atoms in zip(tensor.axes, region, strict=True)
         )
-
-
-@lru_cache(maxsize=4096)
-def _counts(laid: Laid) -> dict[str, int]:
-    """Atoms of every axis."""
-    atoms = Atoms(laid.program)
-    return {axis.name: atoms.count_of(axis.name) for axis in laid.program.axes}

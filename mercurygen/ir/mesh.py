@@ -11,7 +11,6 @@ import keyword
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from mercurygen.errors import UserError, printable, shorten
@@ -44,30 +43,25 @@ class Dim:
     size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mesh:
     """Named dimensions, outermost (slowest link) first."""
 
     dims: tuple[Dim, ...]
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Number of ranks."""
         return prod(dim.size for dim in self.dims)
 
-    @cached_property
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the dimensions, outermost first."""
         return tuple(dim.name for dim in self.dims)
 
-    @cached_property
-    def extents(self) -> dict[str, int]:
-        """Number of ranks along every dimension."""
-        return {dim.name: dim.size for dim in self.dims}
-
     def extent(self, name: str) -> int:
         """Number of ranks along a dimension."""
-        return self.extents[name]
+        return next(dim.size for dim in self.dims if dim.name == name)
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
         """Those of the dimensions that are named, in mesh order."""

@@ -27,7 +27,7 @@ class Axis:
     extent: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor of the operator.
 
@@ -47,14 +47,14 @@ class Tensor:
     pin: tuple[str | None, ...]
     reads: tuple[str, ...] = ()
 
-    @cached_property
+    @property
     def axes(self) -> tuple[str, ...]:
         """Every axis that the tensor carries, in the order of its dimensions."""
         return tuple(axis for dim in self.dims for axis in dim)
 
     def carries(self, axis: str) -> bool:
         """Whether some dimension of the tensor runs over the axis."""
-        return axis in self.axes
+        return any(axis in dim for dim in self.dims)
 
     def dimension(self, axis: str) -> int:
         """Which dimension runs over the axis."""
@@ -173,14 +173,9 @@ class Program:
         """Extent of an axis over all ranks of the group."""
         return self.extents[axis]
 
-    @cached_property
-    def named(self) -> dict[str, Tensor]:
-        """Every tensor by its name."""
-        return {tensor.name: tensor for tensor in self.tensors}
-
     def tensor(self, name: str) -> Tensor:
         """The tensor of this name."""
-        return self.named[name]
+        return next(t for t in self.tensors if t.name == name)
 
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -209,16 +204,11 @@ class Program:
 
     def parallel_axis(self, dim: str) -> str | None:
         """The axis whose iterations are split over a mesh dimension."""
-        return self.splits[dim]
-
-    @cached_property
-    def splits(self) -> dict[str, str | None]:
-        """Per mesh dimension the axis whose iterations it splits, or None."""
-        return dict(zip(self.mesh.names, self.parallel, strict=True))
+        return self.parallel[self.mesh.names.index(dim)]
 
     def parallel_dims(self, axis: str) -> tuple[str, ...]:
         """The mesh dimensions that split an axis, in mesh order."""
-        return tuple(dim for dim, split in self.splits.items() if split == axis)
+        return tuple(d for d in self.mesh.names if self.parallel_axis(d) == axis)
 
     def pinned(self, tensor: Tensor, dim: str) -> str | None:
         """The axis along which the caller holds a tensor split over a dimension."""
@@ -226,24 +216,13 @@ class Program:
 
     def stored(self, tensor: Tensor, dim: str) -> str | None:
         """The axis along which the schedule works from a tensor split over a dimension."""
-        axis = self.splits[dim]
+        axis = self.parallel_axis(dim)
         if axis is not None and tensor.carries(axis):
             return axis
-        return self.moved.get((tensor.name, dim))
-
-    @cached_property
-    def moved(self) -> dict[tuple[str, str], str]:
-        """Per tensor and dimension along which it moves, the axis that it is stored split by."""
-        found: dict[tuple[str, str], str] = {}
         for stage in self.stages:
-            for name in stage.tensors:
-                found.setdefault((name, stage.dim), stage.axis)
-        return found
-
-    @cached_property
-    def laid(self) -> Laid:
-        """The program, as far as its layout goes."""
-        return Laid(self)
+            if tensor.name in stage.tensors and stage.dim == dim:
+                return stage.axis
+        return None
 
     def sequence(self, tensor: Tensor) -> str | None:
         """The axis of the mask that a tensor carries: its sequence."""
@@ -253,26 +232,3 @@ class Program:
         """The axis of a tensor that a schedule calls `name`, S being its sequence."""
         axis = self.sequence(tensor) if name == SEQUENCE else name
         return axis if axis is not None and tensor.carries(axis) else None
-
-
-class Laid:
-    """A program, equal to all in which tensors and iterations lie alike, however they move.
-
-    What only depends on that is worked out once for many programs: this is the key.
-    """
-
-    __slots__ = ("program", "key", "hash")
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        moved = frozenset(program.moved.items())
-        self.key = (program.operator, program.mask, program.window, program.mask_axes, program.mesh)
-        self.key += (program.axes, program.tensors, program.body, program.order)
-        self.key += (program.parallel, program.tiles, moved)
-        self.hash = hash(self.key)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Laid) and self.key == other.key

@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
 
 from mercurygen.errors import Refusal
 from mercurygen.ir.atoms import Atoms
-from mercurygen.ir.layout import Interleaving, Order, interleaving
-from mercurygen.ir.liveness import Liveness
-from mercurygen.ir.mesh import Mesh
-from mercurygen.ir.program import BorderStep, Laid, Program, Stage, Tensor
+from mercurygen.ir.layout import Interleaving, interleaving
+from mercurygen.ir.program import BorderStep, Program, Stage, Tensor
 from mercurygen.lower.plan import Gather, Loop, Nest, Plan, Reduce, Spread, Swap, Walk
-from mercurygen.lower.visible import MOST_BLOCKS, NotCuttable, visible
+from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, visible
 
 
 def lower(program: Program) -> Plan | Refusal:
     """The plan of a complete program, or why the kernel cannot do it."""
     loops = _loops(program)
-    before, after = _borders(program.laid)
+    after: list[Swap | Spread] = []
+    for tensor in program.outputs:  # what is only merged by is handed out if asked for
+        after += _border(program, (tensor.name,), tensor.name in program.optional)
+    before = _border(program, tuple(t.name for t in (*program.inputs, *program.derived)), False)
     nest = Nest(loops, "empty", _reduces(program))
-    plan = Plan(program, before, nest, after, program.tiles)
-    begin = _begin(plan)
+    plan = Plan(program, before, nest, tuple(after), program.tiles)
+    try:
+        begin = _begin(plan)
+    except NotCuttable as fault:
+        words = str(fault)
+        return Refusal("mask-not-cuttable", lambda: (words, "use another order, or kernel"))
     if isinstance(begin, Refusal):
         return begin
     return replace(plan, nest=replace(nest, begin=begin))
 
 
 # --- border ---------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=4096)
-def _borders(laid: Laid) -> tuple[tuple, tuple]:
-    """The border steps of all inputs, and of all outputs."""
-    program, after = laid.program, ()
-    for tensor in program.outputs:  # what is only merged by is handed out if asked for
-        after += _border(program, (tensor.name,), tensor.name in program.optional)
-    names = tuple(t.name for t in (*program.inputs, *program.derived))
-    return _border(program, names, False), after
 
 
 def _border(program: Program, tensors: tuple[str, ...], optional: bool) -> tuple:
@@ -274,30 +266,23 @@ def _begin(plan: Plan) -> str | Refusal:
     )
     if not program.mask_axes:
         return "empty" if walks or partly else "only"
-    row_axis, column_axis = program.mask_axes
-    found = _tiling(
-        plan.atoms.domain,
-        program.kernel,
-        program.order,
-        program.mesh,
-        tuple((_places(plan, axis), plan.atoms.parts(axis)) for axis in (row_axis, column_axis)),
-        tuple(any(t.carries(axis) for t in program.outputs) for axis in program.mask_axes),
-    )
-    if found.fault is not None:
-        return Refusal(
-            "mask-not-cuttable", lambda: (found.fault, "use another order, or kernel")
-        )
-    trimmed = found.empty and _trimmed_beside(loops)
-    if trimmed:
-        return _skipped(trimmed)
-    if found.worst > MOST_BLOCKS:
-        return _fragmented(found.worst)
-    if partly or not found.alike:
+    trimmed = _trimmed_beside(loops)
+    worst, alike = 0, True  # most blocks of a tile; whether a first tile is one block of all rows
+    for rows, cols, first in _tiles(plan):
+        blocks = visible(plan.atoms.domain, program.kernel, rows, cols)
+        worst = max(worst, len(blocks))
+        if not blocks and trimmed:
+            return _skipped(trimmed)
+        if first and not (len(blocks) == 1 and _covers(program, blocks[0], rows, cols)):
+            alike = False
+    if worst > MOST_BLOCKS:
+        return _fragmented(worst)
+    if partly or not alike:
         return "empty"
     if not moving:
         return "first" if walks else "only"
     trims = moving == 1 and all(loop.home != "relayed" for loop in loops)
-    return "only" if not walks and (program.mask == "full" or (trims and found.worst <= 1)) else "empty"
+    return "only" if not walks and (program.mask == "full" or (trims and worst <= 1)) else "empty"
 
 
 def _trimmed_beside(loops: tuple[Loop, ...]) -> tuple[str, str] | None:
@@ -322,6 +307,16 @@ def _skipped(dims: tuple[str, str]) -> Refusal:
     )
 
 
+def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:
+    """Whether a block has all cells of the outputs that the tiles have."""
+    spans = zip(program.mask_axes, (block.rows, block.cols), (rows, cols), strict=True)
+    return not block.below and all(
+        span == (0, len(atoms))
+        for axis, span, atoms in spans
+        if any(tensor.carries(axis) for tensor in program.outputs)
+    )
+
+
 def _fragmented(worst: int) -> Refusal:
     return Refusal(
         "mask-too-fragmented",
@@ -332,76 +327,23 @@ def _fragmented(worst: int) -> Refusal:
     )
 
 
-class Tiling(NamedTuple):
-    """What the mask leaves of all tiles of all ranks.
-
-    Attributes:
-        worst: most blocks of a tile.
-        alike: whether every rank's first tile is one block with all cells of its results.
-        empty: whether of some tile nothing is left.
-        fault: why the kernel cannot do it.
-    """
-
-    worst: int
-    alike: bool
-    empty: bool
-    fault: str | None = None
-
-
-Side = tuple[tuple[str, ...], int]  # dimensions that tiles of an axis differ by, parts of a loop
-
-
-@lru_cache(maxsize=4096)
-def _tiling(
-    domain: Liveness,
-    kernel: str,
-    order: Order,
-    mesh: Mesh,
-    sides: tuple[Side, Side],
-    kept: tuple[bool, bool],
-) -> Tiling:
-    """Of the rows' side and the columns'; `kept` says whose axis results carry."""
-    worst, alike, empty = 0, True, False
-    for rows, cols, first in _tiles(domain, order, mesh, sides):
-        try:
-            blocks = visible(domain, kernel, rows, cols)
-        except NotCuttable as fault:
-            return Tiling(0, False, False, str(fault))
-        worst, empty = max(worst, len(blocks)), empty or not blocks
-        if first and alike:
-            alike = len(blocks) == 1 and not blocks[0].below
-            spans = zip(kept, blocks[0][:2], (rows, cols), strict=True) if alike else ()
-            alike = alike and all(span == (0, len(x)) for keep, span, x in spans if keep)
-    return Tiling(worst, alike, empty)
-
-
-def _tiles(domain: Liveness, order: Order, mesh: Mesh, sides: tuple[Side, Side]):
+def _tiles(plan: Plan):
     """(rows, columns, whether it is the first of its results) of all tiles of all ranks."""
-    held = [
-        [dict(zip(dims, place, strict=True)) for place in _coordinates(mesh, dims)]
-        for dims, _ in sides
-    ]
-    runs = [
-        [_runs(_owned(domain, order, mesh, place), parts) for place in places]
-        for places, (_, parts) in zip(held, sides, strict=True)
-    ]
-    for place, mine in zip(held[0], runs[0], strict=True):
-        for there, theirs in zip(held[1], runs[1], strict=True):
+    program, mesh = plan.program, plan.program.mesh
+    row_axis, column_axis = program.mask_axes
+    rows = _places(plan, row_axis)
+    columns = _places(plan, column_axis)
+    for held_rows in product(*(range(mesh.extent(dim)) for dim in rows)):
+        place = dict(zip(rows, held_rows, strict=True))
+        mine = plan.atoms.owned(program.order, row_axis, {d: (i,) for d, i in place.items()})
+        for held in product(*(range(mesh.extent(dim)) for dim in columns)):
+            there = dict(zip(columns, held, strict=True))
             first = all(place.get(dim, i) == i for dim, i in there.items())
-            for part in mine:
-                for tile in theirs:
+            held_columns = {d: (i,) for d, i in there.items()}
+            theirs = plan.atoms.owned(program.order, column_axis, held_columns)
+            for part in _runs(mine, plan.atoms.parts(row_axis)):
+                for tile in _runs(theirs, plan.atoms.parts(column_axis)):
                     yield part, tile, first
-
-
-def _coordinates(mesh: Mesh, dims: tuple[str, ...]) -> Iterator[tuple[int, ...]]:
-    return product(*(range(mesh.extent(dim)) for dim in dims))
-
-
-def _owned(domain: Liveness, order: Order, mesh: Mesh, place: dict[str, int]) -> tuple[int, ...]:
-    """Atoms of a sequence that a coordinate owns."""
-    chunks = order.owned(mesh, {dim: (i,) for dim, i in place.items()})
-    size = domain.count // order.chunks(mesh)
-    return tuple(chunk * size + i for chunk in chunks for i in range(size))
 
 
 def _runs(atoms: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:

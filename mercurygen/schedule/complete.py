@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 
 from mercurygen.errors import Refusal
 from mercurygen.ir.atoms import Atoms
 from mercurygen.ir.layout import Order
 from mercurygen.ir.problem import divisors, nearest_multiples
-from mercurygen.ir.program import BorderStep, Laid, Program, Tensor
+from mercurygen.ir.program import BorderStep, Program, Tensor
 from mercurygen.schedule.stories import Fault, fault_of_stories
 
 SETTLED = tuple[Program, None] | tuple[None, Fault]
@@ -29,11 +28,9 @@ def complete(program: Program) -> SETTLED:
     if program.order is None:
         kind = "zigzag" if program.mask == "causal" and split else "contiguous"
         program = replace(program, order=Order(kind, split))
-    if program.kernel is None:
-        kernel = "aten" if program.operator in ATEN_OPERATORS else OWN_BODY
-        program = replace(program, kernel=kernel)
-    fault = _fault_of_order(program, split) or _fault_of_sizes(program.laid)
-    fault = fault or _fault_of_tiles(program)
+    kernel = "aten" if program.operator in ATEN_OPERATORS else OWN_BODY
+    program = replace(program, kernel=program.kernel or kernel)
+    fault = _fault_of_order(program, split) or _fault_of_sizes(program) or _fault_of_tiles(program)
     if fault:
         return None, fault
     return _settle_border(program)
@@ -59,8 +56,6 @@ def _with_default_pins(program: Program) -> Program:
 
 def _with_derived_pins(program: Program) -> Program:
     """A derived tensor lies where the rows of what it is made of lie."""
-    if not program.derived:
-        return program
 
     def pinned(tensor: Tensor) -> Tensor:
         if tensor.role != "derived":
@@ -96,9 +91,7 @@ def _fault_of_order(program: Program, split: tuple[str, ...]) -> Fault | None:
     return Fault(Refusal("order-dims", lambda: explain), "order")
 
 
-@lru_cache(maxsize=4096)
-def _fault_of_sizes(laid: Laid) -> Fault | None:
-    program = laid.program
+def _fault_of_sizes(program: Program) -> Fault | None:
     if program.mask_axes:
         order = program.order
         for axis in program.mask_axes:
@@ -195,7 +188,7 @@ def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
 def _fault_of_dealt_tile(program: Program, axis: str) -> Fault | None:
     """A part that one reshard deals is no run of what a second one, of the same tensor, sends."""
     steps: dict[str, list[BorderStep]] = {}
-    for step in needed_border(program.laid):
+    for step in needed_border(program):
         steps.setdefault(step.tensor, []).append(step)
     for name, each in steps.items():
         if len(each) > 1 and any(axis in (step.source, step.target) for step in each):
@@ -265,7 +258,7 @@ def _indivisible(axis: str, extent: int, dims: tuple[str, ...], ranks: int) -> R
 
 
 def _settle_border(program: Program) -> SETTLED:
-    needed = needed_border(program.laid)
+    needed = needed_border(program)
     if not program.border:
         return replace(program, border=needed), None
     if sorted(map(_key, program.border)) != sorted(map(_key, needed)):
@@ -294,14 +287,13 @@ def _key(step: BorderStep) -> tuple:
     return (step.tensor, step.dim, step.source, step.target)
 
 
-@lru_cache(maxsize=4096)
-def needed_border(laid: Laid) -> tuple[BorderStep, ...]:
+def needed_border(program: Program) -> tuple[BorderStep, ...]:
     """The collectives from the pins to the schedule and back.
 
     An all-to-all along one dimension moves the same bytes in whatever order they come: inputs
     go outermost first, and outputs leave the way the inputs came.
     """
-    program, steps = laid.program, []
+    steps = []
     for dim in program.mesh.names:
         for tensor in program.read:
             pinned, stored = program.pinned(tensor, dim), program.stored(tensor, dim)
