@@ -45,7 +45,33 @@ from mercurygen.lower.trace import trace
 from mercurygen.search.search import search
 from mercurygen.search.why import why
 
-REPORTS = [1, 2, 7, 11, 13, 14, 16, 17, 24, 25, 26, 40, 42, 44, 45, 47, 61, 64, 65, 74, 78, 83, 92]
+REPORTS = [
+    1,
+    2,
+    4,
+    7,
+    10,
+    11,
+    13,
+    14,
+    16,
+    17,
+    24,
+    25,
+    26,
+    27,
+    30,
+    31,
+    40,
+    42,
+    44,
+    45,
+    47,
+    61,
+    64,
+    65,
+]
+REPORTS += [74, 78, 81, 83, 84, 92]
 RANKS = {world: Ranks(world) for world in (2, 3, 4, 5, 8, 16)}
 SIZES = {  # where each design is tried
     "ring": (4,),

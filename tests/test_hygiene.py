@@ -41,6 +41,7 @@ ALL_TEMPLATES = 420
 # `build` compiles what was emitted, and runs nothing of it.
 RUNS_A_FILE = {
     PACKAGE / "cli" / "ranks.py": {"exec", "compile"},
+    PACKAGE / "virtual" / "run.py": {"exec", "compile"},
     PACKAGE / "cli" / "build.py": {"compile"},
 }
 

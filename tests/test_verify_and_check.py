@@ -46,21 +46,45 @@ def edited(emitted: Path, tmp_path: Path, old: str, new: str) -> Path:
 
 
 def test_verify_on_real_ranks(emitted: Path, tmp_path: Path) -> None:
-    """In a process of its own, which imports torch: a good file, and two that compute nonsense."""
+    """In a process of its own that imports torch: a good file, and two that are refused before."""
     good = edited(emitted, tmp_path, "# --- checks", "# My checks\n# --- checks")
     done = spawn("verify", str(good), cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "edited by hand" in done.stdout and "7 checks on each of 4" in done.stdout
     old = "weight = torch.sigmoid(share_lse - lse)"
-    bad = edited(emitted, tmp_path, old, old.replace("sigmoid", "tanh"))
-    done = spawn("verify", str(bad), cwd=tmp_path, timeout=100)
-    assert done.returncode == 1 and "error[ranks-failed]: rank " in done.stderr, done
+    wrong = edited(emitted, tmp_path, old, old.replace("sigmoid", "tanh"))
+    done = spawn("verify", str(wrong), cwd=tmp_path, timeout=100)
+    assert done.returncode == 1 and "error[result]: virtual rank " in done.stderr, done
     assert "is allowed" in done.stderr and "Traceback" not in done.stderr
     old = "width = "
     bad = edited(emitted, tmp_path, old, "width = 1 // 0 + ")
     done = spawn("verify", str(bad), cwd=tmp_path, timeout=100)
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr, done
     assert "_block_forward" in done.stderr and "Traceback" not in done.stderr
+
+
+FAILING = """
+import sys
+from mercurygen.cli import ranks
+from mercurygen.errors import UserError
+good = open(sys.argv[1]).read()
+for old, new in (("sigmoid(", "tanh("), ("width = ", "width = 1 // 0 + ")):
+    assert good.count(old) == 1, old
+    try:
+        ranks.run(good.replace(old, new), good, "edited.py", 4, 90)
+    except UserError as error:
+        print(error.render())
+"""
+
+
+def test_what_real_ranks_say(emitted: Path, tmp_path: Path) -> None:
+    """Of the same two, which do not come so far with `verify`."""
+    command = [sys.executable, "-c", FAILING, str(emitted / "generated" / f"{NAME}.py")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.count("error[ranks-failed]: rank ") == 2, done
+    assert "is allowed" in done.stdout and "ZeroDivisionError" in done.stdout
+    assert "_block_forward" in done.stdout and "Traceback" not in done.stdout + done.stderr
 
 
 def test_verify_catches_other_communication(emitted: Path, tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ class _Ranks:
             case Pack(source, target, axis, join, part):
                 mixed = self.striped(axis)
                 here[target] = pack(self.held(source), axis, join, part, mixed)
-            case Unpack(source, target, axis, join, (0, 1)):
+            case Unpack(source, target, axis, join, None):
                 here[target] = unpack(self.parts(source), axis, join, self.striped(axis))
             case Unpack(source, target, axis, join, part):
                 whole = self.started(target)

@@ -150,9 +150,9 @@ class Lineage:
         """What is sent is what the buffers hold now; what receives holds nothing till the end."""
         here, op = self.here, self.play.ops[self.rank][event.op]
         if isinstance(event, Collective):
-            self.sent[op] = (here[event.source],)
             if event.kind != "broadcast" or op.partners.index(op) == event.root:
                 self.fits(event.source)
+            self.sent[op] = (here[event.source],)
             here[event.target] = None
             return
         for message in event.sends:
@@ -273,7 +273,7 @@ class Lineage:
     def unpack(self, event: Unpack) -> None:
         """Parts joined, into a new buffer or into their place in a larger one."""
         here = self.here
-        if event.part == (0, 1):
+        if event.part is None:
             here[event.target] = unpack(here[event.source], event.axis, event.join)
             self.fits(event.target)
             return
@@ -467,8 +467,10 @@ class Lineage:
         if not isinstance(held, Weighed) or held.most != most:
             self.fail(f"out and lse of {held or 'nothing'}")
         for buffer, content in zip(event.targets, held.pair, strict=True):
+            old = self.output(buffer, self.program.tensor(content.tensor))
+            if old.region != content.region:
+                self.fail(f"{label(self.traces[self.rank], buffer)} holds {old}, not {content}")
             here[buffer] = content
-            self.fits(buffer)
 
     def softmax(self) -> tuple[str, ...]:
         """The outputs of the softmax merge."""

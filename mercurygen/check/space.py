@@ -33,6 +33,7 @@ class Space:
         self.liveness = plan.atoms.domain
         self.count = plan.atoms.count
         self._wanted: dict[tuple, int] = {}
+        self._elements: dict[tuple, Fraction] = {}
 
     def pinned(self, tensor: Tensor, rank: int) -> Content:
         """What the caller holds, or wants, of a tensor on a rank."""
@@ -41,14 +42,17 @@ class Space:
 
     def elements(self, content: Content) -> Fraction:
         """Elements of a content."""
-        extents, count = self.program.extents, self.count
-        return prod(
-            (
-                Fraction(len(atoms) * extents[axis], count[axis])
-                for axis, atoms in zip(content.axes, content.region, strict=True)
-            ),
-            start=Fraction(1),
-        )
+        key = content.tensor, tuple(map(len, content.region))
+        if key not in self._elements:
+            extents, count = self.program.extents, self.count
+            self._elements[key] = prod(
+                (
+                    Fraction(length * extents[axis], count[axis])
+                    for axis, length in zip(content.axes, key[1], strict=True)
+                ),
+                start=Fraction(1),
+            )
+        return self._elements[key]
 
     def reduced(self, tensor: Tensor) -> tuple[str, ...]:
         """Axes along which contributions to an output are merged."""

@@ -14,6 +14,7 @@ from mercurygen.ir.atoms import Atoms, Region
 from mercurygen.ir.layout import Interleaving
 from mercurygen.ir.operator import Operator
 from mercurygen.lower.events import Cuts
+from mercurygen.lower.plan import Plan
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +88,12 @@ def cut_whole(atoms: Atoms, tensor: ir.Tensor, region: Region, whole: Tensor) ->
     for number, (axis, owned) in enumerate(zip(tensor.axes, region, strict=True)):
         data = data.index_select(number, indices(atoms, axis, owned).to(data.device))
     return Held(tensor, data.contiguous(), region)
+
+
+def held_by_caller(plan: Plan, tensor: ir.Tensor, rank: int, whole: Tensor) -> Tensor:
+    """What the caller holds, or wants, of a whole tensor on a rank; both as declared."""
+    region = plan.atoms.pinned(tensor, plan.program.mesh.coordinate(rank))
+    return join_axes(tensor, cut_whole(plan.atoms, tensor, region, whole).data)
 
 
 def blank(atoms: Atoms, tensor: ir.Tensor, region: Region, value: float, dtype) -> Held:

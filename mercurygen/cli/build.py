@@ -10,10 +10,12 @@ from mercurygen.check.report import ProofError, Report
 from mercurygen.cli.request import check_sizes, supported
 from mercurygen.errors import InternalError, Refusal, Span, UserError
 from mercurygen.ir.operator import Operator
+from mercurygen.ir.problem import Sizes
 from mercurygen.ir.program import SEQUENCE, Program
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import apply, start
+from mercurygen.schedule.complete import ATEN_OPERATORS
 from mercurygen.schedule.directives import Directive, OrderTokens, Patch
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.schedule.text import show
@@ -77,7 +79,7 @@ def build(schedule: Schedule, name: str, *, spans: tuple[Span, ...] = ()) -> Bui
 
     proved = prove_schedule(schedule, spans)
     check_formatter()
-    module = emit(proved.schedule, proved.plan, name)
+    module = emit(proved.schedule, proved.plan, name, operators.load(schedule.operator))
     _check_syntax(module, name)
     summary = check_call_sites(module, proved.plan)
     return Built(name, proved, summary, show(proved.schedule), module)
@@ -108,7 +110,8 @@ def plan_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Schedule,
     check_sizes(schedule.problem, schedule.group)
     _check_tp(schedule)
     operator = operators.load(schedule.operator)
-    supported(operator, schedule.operator)
+    if not isinstance(schedule.problem, Sizes) or operator.name in ATEN_OPERATORS:
+        supported(operator, schedule.operator)
     program = apply(operator, schedule, spans)
     settled = replace(schedule, directives=_normal(operator, schedule, program))
     if apply(operator, settled) != program:
@@ -147,6 +150,8 @@ def check_call_sites(text: str, plan: Plan):
 def _normal(operator: Operator, schedule: Schedule, program: Program) -> tuple[Directive, ...]:
     """The directives with order, reshards and kernel written out, as the search writes them."""
     directives = schedule.directives
+    if isinstance(schedule.problem, Sizes):
+        return _normal_of_operator(directives, program)
     if program.order is not None and not any(isinstance(d, OrderTokens) for d in directives):
         order = program.order
         directives = (OrderTokens(SEQUENCE, order.kind, order.dims), *directives)
@@ -157,6 +162,16 @@ def _normal(operator: Operator, schedule: Schedule, program: Program) -> tuple[D
     if isinstance(found, Refusal):
         raise InternalError(f"refused only in normal form: {found.slug}")
     return found[1]
+
+
+def _normal_of_operator(
+    directives: tuple[Directive, ...], program: Program
+) -> tuple[Directive, ...]:
+    """The directives of a user's operator with the order of its mask's axes written out."""
+    given = any(isinstance(d, OrderTokens) for d in directives)
+    if given or not program.mask_axes or not program.order.dims:
+        return directives
+    return (OrderTokens(SEQUENCE, program.order.kind, program.order.dims), *directives)
 
 
 def _without_reshards(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:

@@ -13,6 +13,7 @@ from mercurygen.cost.report import Cost
 from mercurygen.cost.topology import Topology
 from mercurygen.emit.header import WHY
 from mercurygen.errors import InternalError
+from mercurygen.ir.problem import Sizes
 from mercurygen.search.result import Candidate, Result
 from mercurygen.search.why import label, why
 
@@ -47,20 +48,25 @@ def because(result: Result) -> list[str]:
 
 def given(built: Built, priced: tuple[Cost, Topology] | None, written: Sequence[Written]) -> str:
     """The report on a schedule that came from a file."""
-    target = built.proved.schedule.target
     lines = [*head(built), *field("schedule", _directives(built))]
     if priced is not None:
         cost, topology = priced
         lines += _cost(cost, topology, topology.gpu.memory_bytes)
     else:
         lines += field("memory", [f"{words.mib(built.proved.report.peak.most)} a GPU at the peak"])
-        lines += field(
-            "time", [f"not priced: no shipped topology is {target.name} {target.digest}"]
-        )
+        lines += field("time", [f"not priced: {_unpriced(built)}"])
     lines += field(
         "proof", [*wrap(words.proof(built.proved.report), WIDTH - _COLUMN), _text(built)]
     )
     return "\n".join([*lines, "", *foot(built, written)])
+
+
+def _unpriced(built: Built) -> str:
+    """Why a schedule has no price."""
+    target = built.proved.schedule.target
+    if isinstance(built.proved.schedule.problem, Sizes):
+        return "the model knows no kernel but attention's"
+    return f"no shipped topology is {target.name} {target.digest}"
 
 
 def head(built: Built) -> list[str]:
@@ -87,7 +93,8 @@ def foot(built: Built, written: Sequence[Written]) -> list[str]:
     states = [f"{shown(one.path)} ({'written' if one.changed else 'unchanged'})" for one in written]
     lines = built.module_text.count("\n")
     run = f"torchrun --nproc-per-node {ranks} {module}" if ranks > 1 else f"python {module}"
-    names = "attention, make_mesh, shard" if ranks > 1 else "attention"
+    entry = built.proved.program.operator
+    names = f"{entry}, make_mesh, shard" if ranks > 1 else entry
     return [
         *field("files", [states[0], f"{states[1]}, {lines} lines"]),
         *field("run", [f"from {built.name} import {names}", f"{run}   # checks itself"]),

@@ -124,8 +124,11 @@ def price(schedule: Schedule, plan: Plan) -> tuple[Cost, Topology] | None:
     from mercurygen.cost import topology as topologies
     from mercurygen.cost.links import Network
     from mercurygen.cost.simulate import simulate
+    from mercurygen.ir.problem import Sizes
 
     target = schedule.target
+    if isinstance(schedule.problem, Sizes):
+        return None
     if target.name not in topologies.shipped():
         return None
     topology = topologies.load(target.name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
+from math import prod
 from textwrap import wrap
 
 from mercurygen.check.traffic import measure
@@ -10,11 +12,12 @@ from mercurygen.cli.explain_steps import step_lines
 from mercurygen.cli.words import mib, plural, table
 from mercurygen.emit.words import plural as several
 from mercurygen.ir.mesh import cover
-from mercurygen.ir.program import Tensor
-from mercurygen.lower.events import Alloc, Event, Free, Kernel, Trace
-from mercurygen.lower.plan import Plan, Swap
-from mercurygen.lower.sizes import extent_of, local_heads
+from mercurygen.ir.program import SEQUENCE, Tensor
+from mercurygen.lower.events import Alloc, Event, Free, Kernel, Merge, Trace
+from mercurygen.lower.plan import Plan, Spread, Swap
+from mercurygen.lower.sizes import local_extents
 from mercurygen.lower.trace import trace
+from mercurygen.lower.visible import POSITIONS, Block, live_pairs, tokens_of
 from mercurygen.schedule.schedule import Schedule
 
 WIDTH = 100
@@ -36,13 +39,14 @@ def explain(schedule: Schedule, plan: Plan) -> str:
     size = plan.program.mesh.size
     ranks = range(size) if size <= MOST_RANKS else sample(size)
     traces = tuple(trace(plan, rank) for rank in ranks)
+    shown = tuple(each for each in traces if each.rank in sample(size))
     sections = [
         _title(schedule, plan),
         _tokens(plan),
         _border(schedule, plan, plan.before, "Border, before the body"),
-        ["The body", *_indented(step_lines(plan, _wires(schedule), sample(size)))],
+        ["The body", *_indented(step_lines(plan, _wires(schedule), shown))],
         _border(schedule, plan, plan.after, "Border, after the body"),
-        _work(plan),
+        _work(plan, traces),
         _traffic(schedule, plan, traces),
         _memory(plan, traces),
     ]
@@ -90,18 +94,28 @@ def _tokens(plan: Plan) -> list[str]:
     order, mesh = program.order, program.mesh
     alike: dict[tuple[str | None, ...], list[str]] = {}
     for tensor in program.tensors:
-        alike.setdefault(_layout(plan, tensor), []).append(tensor.name)
+        if tensor.role != "derived":
+            alike.setdefault(_layout(plan, tensor), []).append(tensor.name)
     lines = [f"{', '.join(names)}: {_layout_words(plan, pin)}" for pin, names in alike.items()]
-    chunks = order.chunks(mesh)
-    rule = {"zigzag": f"r and {chunks - 1} - r", "contiguous": "r"}.get(order.kind, order.kind)
-    lines.append(
-        f"{order.kind} over {', '.join(order.dims) or 'one rank'}: "
-        f"{plural(chunks, 'chunk')} of {plural(plan.chunk, 'token')}"
-        + (f", number r of {order.ranks(mesh)} owns {rule}" if order.dims else "")
-    )
-    rows = next(t for t in program.inputs if t.carries(program.mask_axes[0]))
+    if not program.mask_axes:
+        return ["Who holds what", *_indented(lines)]
+    if order.kind == "striped":
+        lines.append(
+            f"striped over {', '.join(order.dims)}: number r of {order.ranks(mesh)} owns "
+            f"every {order.ranks(mesh)}th token, from r on"
+        )
+    else:
+        chunks = order.chunks(mesh)
+        rule = {"zigzag": f"r and {chunks - 1} - r", "contiguous": "r"}[order.kind]
+        lines.append(
+            f"{order.kind} over {', '.join(order.dims) or 'one rank'}: "
+            f"{plural(chunks, 'chunk')} of "
+            f"{plural(program.extent(program.mask_axes[0]) // chunks, 'token')}"
+            + (f", number r of {order.ranks(mesh)} owns {rule}" if order.dims else "")
+        )
+    held = next(t for t in program.inputs if program.sequence(t) and any(t.pin) or not mesh.dims)
     shown = sorted({0, 1, *sample(mesh.size)} & set(range(mesh.size)))
-    cells = [(f"rank {r}", _place(plan, r), f"tokens {_held(plan, rows, r)}") for r in shown]
+    cells = [(f"rank {r}", _place(plan, r), f"tokens {_held(plan, held, r)}") for r in shown]
     return ["Who holds which tokens", *_indented(lines), *_indented(table(cells))]
 
 
@@ -129,63 +143,98 @@ def _place(plan: Plan, rank: int) -> str:
 
 def _held(plan: Plan, tensor: Tensor, rank: int) -> str:
     """Ranges of tokens that the caller of a rank holds."""
-    program = plan.program
-    sequence, here = program.sequence(tensor), program.mesh.coordinate(rank)
-    held = {d: (i,) for d, i in here.items() if program.pinned(tensor, d) == sequence}
+    program, atoms = plan.program, plan.atoms
+    sequence = program.sequence(tensor)
+    region = atoms.pinned(tensor, program.mesh.coordinate(rank))
+    owned = region[tensor.axes.index(sequence)]
+    count, size = atoms.count[sequence], program.extent(sequence) // atoms.count[sequence]
+    if program.order.kind == "striped":
+        words = [f"{a}, {a + count}, …" if size > 1 else str(a) for a in owned]
+        return "; ".join(words if len(words) <= 3 else [*words[:2], f"… {len(words) - 2} more"])
     spans: list[list[int]] = []
-    for chunk in program.order.owned(program.mesh, held):
-        if spans and spans[-1][1] == chunk:
-            spans[-1][1] = chunk + 1
+    for atom in owned:
+        if spans and spans[-1][1] == atom:
+            spans[-1][1] = atom + 1
         else:
-            spans.append([chunk, chunk + 1])
-    words = [f"{a * plan.chunk}-{b * plan.chunk - 1}" for a, b in spans]
+            spans.append([atom, atom + 1])
+    words = [f"{a * size}-{b * size - 1}" for a, b in spans]
     return ", ".join(words if len(words) <= 6 else [*words[:5], f"… {len(words) - 5} more"])
 
 
 # --- border ---------------------------------------------------------------------------------
 
 
-def _border(schedule: Schedule, plan: Plan, swaps: tuple[Swap, ...], title: str) -> list[str]:
+def _border(
+    schedule: Schedule, plan: Plan, steps: tuple[Swap | Spread, ...], title: str
+) -> list[str]:
     wires, rows = _wires(schedule), []
-    for swap in swaps:
-        moved = (
-            f"{x} {mib(plan.held_bytes(x) * (swap.join.n - 1) // swap.join.n)}"
-            for x in swap.tensors
-        )
-        way = "tokens to heads" if swap.to_heads else "heads to tokens"
-        asked = "  (only for the log-sum-exp)" if swap.optional else ""
-        rows.append((f"along {swap.dim}", wires[swap.dim], way, ", ".join(moved) + asked))
+    for step in steps:
+        asked = "  (only for the log-sum-exp)" if step.optional else ""
+        if isinstance(step, Swap):
+            share, size = step.join.n - 1, step.join.n
+            way = f"{_plural_axis(step.gathered)} to {_plural_axis(step.split)}"
+        elif step.gathers:
+            share, size, way = step.join.n - 1, 1, f"{_plural_axis(step.axis)} gathered"
+        else:
+            share, size, way = 0, 1, f"{_plural_axis(step.axis)} cut, no transfer"
+        moved = (f"{x} {mib(plan.held_bytes(x) * share // size)}" for x in step.tensors)
+        rows.append((f"along {step.dim}", wires[step.dim], way, ", ".join(moved) + asked))
     if not rows:
         return []
-    return [f"{title}: all-to-alls, bytes sent by each rank", *_indented(table(rows))]
+    kinds = "all-to-alls" if all(isinstance(step, Swap) for step in steps) else "reshards"
+    often = ", part by part" if plan.tiles else ""
+    return [f"{title}: {kinds}{often}, bytes sent by each rank", *_indented(table(rows))]
+
+
+def _plural_axis(axis: str) -> str:
+    """What a reshard splits or joins, for people."""
+    names = {SEQUENCE: "tokens", "H": "heads", "G": "heads of a group", "B": "batch"}
+    return names.get(axis, axis)
 
 
 # --- figures --------------------------------------------------------------------------------
 
 
-def work(plan: Plan) -> list[int]:
-    """Live (query, key) pairs of every rank: all those of its rows, once for a query head."""
-    program, chunk = plan.program, plan.chunk
-    columns = program.order.chunks(program.mesh)
-    pairs: dict[tuple[int, ...], int] = {}
-    found = []
-    for rank in range(program.mesh.size):
-        rows = plan.rows(program.mesh.coordinate(rank))
-        if rows not in pairs and program.mask == "causal":
-            pairs[rows] = sum(row * chunk**2 + chunk * (chunk + 1) // 2 for row in rows)
-        elif rows not in pairs:
-            pairs[rows] = len(rows) * columns * chunk**2
-        found.append(pairs[rows])
-    return found
+def work(plan: Plan, played: Trace) -> Fraction:
+    """Live points that a rank computes: (query, key) pairs for each of its query heads."""
+    program, total = plan.program, Fraction(0)
+    others = [axis for axis in program.loops if axis not in program.mask_axes]
+    for event in played.events:
+        if isinstance(event, Kernel):
+            extents = dict(zip((a.name for a in program.axes), event.extents, strict=True))
+            points = prod(extents[axis] for axis in others)
+            pairs = 1 if event.block is None else live(plan, event.block)
+            total += pairs * points
+    if program.operator != "attention":
+        return total
+    local = local_extents(plan)
+    whole = prod(local[axis] * plan.atoms.parts(axis) for axis in others)
+    return total / whole
 
 
-def _work(plan: Plan) -> list[str]:
-    pairs, heads = work(plan), local_heads(plan)[0]
-    mean = sum(pairs) / len(pairs)
+def live(plan: Plan, block: Block) -> int:
+    """Live pairs of a block; of one that is masked by position, all pairs of the block."""
+    if plan.program.kernel == POSITIONS:
+        height, width = tokens_of(block, plan.chunk)
+        return height * width
+    return live_pairs(block, plan.chunk)
+
+
+def _work(plan: Plan, traces: tuple[Trace, ...]) -> list[str]:
+    points = [work(plan, each) for each in traces]
+    mean = sum(points) / len(points)
+    some = "" if len(traces) == plan.program.mesh.size else " (of those looked at)"
+    what = f"Work of a rank{some}: points that the body is given"
+    if plan.program.operator == "attention":
+        local, atoms = local_extents(plan), plan.atoms
+        heads = prod(local[axis] * atoms.parts(axis) for axis in ("H", "G"))
+        what = f"Work of a rank{some}: live (query, key) pairs, for each of " + plural(
+            heads, "query head"
+        )
     return [
-        f"Work of a rank: live (query, key) pairs, for each of {plural(heads, 'query head')}",
-        f"  least {min(pairs)}, mean {mean:.0f}, most {max(pairs)}"
-        f" ({max(pairs) / mean:.2f} times the mean)",
+        what,
+        f"  least {int(min(points))}, mean {float(mean):.0f}, most {int(max(points))}"
+        f" ({float(max(points) / mean):.2f} times the mean)",
     ]
 
 
@@ -250,7 +299,7 @@ def _at_peak(played: Trace) -> tuple[Event, list[int], int]:
             case Free(buffer):
                 del alive[buffer]
                 total -= played.buffers[buffer].nbytes
-            case Kernel():
+            case Kernel() | Merge():
                 scratch = event.scratch
         if total + scratch > most:
             most, found = total + scratch, (event, list(alive), scratch)
@@ -258,9 +307,14 @@ def _at_peak(played: Trace) -> tuple[Event, list[int], int]:
 
 
 def _moment(plan: Plan, played: Trace, event: Event) -> str:
-    if isinstance(event, Kernel):
-        rows, columns = extent_of(event.block, plan)
-        merged = ", and merged" if event.merge else ""
-        return f"while a block of {rows} x {columns} tokens is computed{merged}"
+    merged = ", and merged" if isinstance(event, Kernel) and event.merge else ""
+    match event:
+        case Kernel(block=None):
+            return f"while the body runs{merged}"
+        case Kernel(block=block):
+            rows, columns = tokens_of(block, plan.chunk)
+            return f"while a block of {rows} x {columns} tokens is computed{merged}"
+        case Merge():
+            return "while partial results are merged"
     assert isinstance(event, Alloc)
     return f"when `{played.buffers[event.buffer].label}` has been made"

@@ -11,7 +11,7 @@ from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
 from mercurygen.errors import UserError, closest, printable, shorten
 from mercurygen.ir.operator import Operator
-from mercurygen.ir.problem import Problem
+from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.text import OPERATOR
 
 LARGEST_HEADS = 65536  # beyond any model; a help text lists divisors
@@ -114,17 +114,19 @@ def supported(operator: Operator, reference: str) -> None:
         raise UserError(
             "operator-not-supported",
             f"{reference} is not the attention that this version can emit",
-            help="schedules are made for the shipped `attention`, or a copy of it in your own file",
+            help="schedules are made for the shipped `attention`, or a copy of it in your own file; "
+            "call another operator otherwise",
         )
 
 
-def check_sizes(problem: Problem, group: tuple[int, ...]) -> None:
+def check_sizes(problem: Problem | Sizes, group: tuple[int, ...]) -> None:
     """Refuse what no model or proof has room for.
 
     Raises:
         UserError: `size-out-of-range`, `too-many-ranks`.
     """
-    for name in ("heads", "kv_heads", "head_dim", "v_head_dim"):
+    limited = ("heads", "kv_heads", "head_dim", "v_head_dim")
+    for name in () if isinstance(problem, Sizes) else limited:
         if getattr(problem, name) > LARGEST_HEADS:
             raise UserError(
                 "size-out-of-range",

@@ -1,4 +1,4 @@
-"""`mercurygen verify`: the proof of the plan, the text of the file, the file on real ranks."""
+"""`mercurygen verify`: the proof of the plan, the text of the file, virtual and real ranks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 TIMEOUT, TIMEOUT_A_RANK = 60.0, 10.0  # seconds
 
 
-@click.command(short_help="Prove a file's plan, compare its text, run it on real ranks.")
+@click.command(short_help="Prove a file's plan, compare its text, run it.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--run/--no-run", default=True, help="Also on real gloo processes.  [default: run]")
 @click.option(
     "--timeout",
     type=click.FloatRange(1, 3600),
     metavar="SECONDS",
-    help=f"For the run of one file.  [default: {TIMEOUT:g}, and {TIMEOUT_A_RANK:g} a rank]",
+    help=f"For each run of a file.  [default: {TIMEOUT:g}, and {TIMEOUT_A_RANK:g} a rank]",
 )
 def verify(files: tuple[str, ...], run: bool, timeout: float | None) -> None:
     """Verify emitted modules, edited or not, or schedules.
 
-    The plan is proved for every rank without running anything; the file's communication call
-    sites are compared with it; then one process for each rank runs the file (it is executed) and
-    compares its results with one device.
+    The plan is proved for every rank without running anything, and the file's communication call
+    sites are compared with it. Then the file is executed, in processes of its own: first all ranks
+    in one, on a torch.distributed that watches every buffer and call, with small sizes; then one
+    process for each rank. Results are compared with one device.
     """
     failed = 0
     for file in files:
@@ -64,6 +65,7 @@ def _verify(path: Path, run: bool, timeout: float | None) -> None:
     else:
         _say("text", _text(loaded, built))
         _say("calls", words.call_sites(check_call_sites(loaded.module, built.proved.plan)))
+    _play(loaded, built, timeout, needed=run)
     if not run:
         _say("ranks", "not run")
         return
@@ -93,6 +95,36 @@ def _text(loaded: Loaded, built: Built) -> str:
     if state(loaded.module) == "ours":
         return "as another version emitted it; its digest is right"
     return "edited by hand since it was emitted: its digest does not match"
+
+
+def _play(loaded: Loaded, built: Built, timeout: float | None, *, needed: bool) -> None:
+    """On virtual ranks, where torch is there or the real ranks need it too."""
+    from mercurygen import operators
+    from mercurygen.cli import ranks, virtual
+    from mercurygen.virtual.run import MOST_RANKS
+
+    schedule, count = built.proved.schedule, built.proved.report.ranks
+    if count > MOST_RANKS:
+        _say("virtual", f"not run: {count} ranks are more than {MOST_RANKS}")
+        return
+    try:
+        ranks.need_torch()
+    except UserError as error:
+        if needed:
+            raise
+        _say("virtual", f"not run: {error.message}")
+        return
+    begun = time.monotonic()
+    text, operator = loaded.module or built.module_text, operators.load(schedule.operator)
+    task = virtual.Task(text, schedule, operator, str(loaded.path))
+    played = virtual.run(task, timeout or TIMEOUT + TIMEOUT_A_RANK * count)
+    took = time.monotonic() - begun
+    _say(
+        "virtual",
+        f"{count} virtual {'ranks' if count > 1 else 'rank'}: {played.calls} calls, "
+        f"{played.operations} operations, each the plan's; buffers untouched in flight, results "
+        f"right; largest error {played.error:.1e} (float64) [{took:.1f} s]",
+    )
 
 
 def _run(loaded: Loaded, built: Built, timeout: float | None) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from mercurygen.check.report import Report
 from mercurygen.ir.mesh import Link, Mesh
-from mercurygen.ir.problem import Problem
+from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.directives import OrderTokens, Parallelize, Patch, Pin, Reshard
 from mercurygen.schedule.schedule import Schedule
+from mercurygen.schedule.text import show_problem
 
 if TYPE_CHECKING:
     from mercurygen.emit.callsites import Summary
@@ -45,8 +46,10 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]
     return lines
 
 
-def problem(problem: Problem) -> str:
-    """Heads, mask, dtype and sizes."""
+def problem(problem: Problem | Sizes) -> str:
+    """Heads, mask, dtype and sizes; of another operator as its schedule has them."""
+    if isinstance(problem, Sizes):
+        return show_problem(problem)
     same = problem.head_dim == problem.v_head_dim
     size = f"{problem.head_dim}" if same else f"{problem.head_dim} (v {problem.v_head_dim})"
     return (
@@ -86,10 +89,10 @@ def proof(report: Report) -> str:
 def call_sites(summary: Summary) -> str:
     """What a comparison of a module's text with its plan counted."""
     count = sum(len(names) for names in summary.sites.values())
+    where = f"{plural(count, 'call site')} in {plural(len(summary.sites), 'function')}"
+    if not summary.ranks:
+        return f"{where}; not compared with the plan: the module's self-check runs them"
     ranks = plural(len(summary.ranks), "rank")
     if len(summary.ranks) < summary.of:
         ranks += f" of {summary.of}"
-    return (
-        f"{plural(count, 'call site')} in {plural(len(summary.sites), 'function')}; "
-        f"{plural(summary.events, 'event')} on {ranks}, each the plan's"
-    )
+    return f"{where}; {plural(summary.events, 'event')} on {ranks}, each the plan's"

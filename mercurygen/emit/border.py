@@ -9,26 +9,41 @@ from mercurygen.lower.plan import Gather, Plan
 
 
 def joins(plan: Plan) -> tuple[Interleaving, ...]:
-    """Every interleaving that the plan uses, in order of use."""
-    swaps = [swap.join for swap in (*plan.before, *plan.after)]
+    """Every interleaving of the sequence that the plan uses, in order of use."""
+    swaps = [*(swap.join for swap in plan.before), *(swap.deal for swap in plan.after)]
     return (*swaps, *(s.join for s in plan.nest.stages if isinstance(s, Gather)))
 
 
-def needs_outer(plan: Plan) -> bool:
-    """Whether tokens of slower dimensions are held already when others join."""
-    return any(join.outer > 1 for join in joins(plan))
+def is_striped(plan: Plan) -> bool:
+    """Whether tokens are dealt one by one."""
+    return plan.program.order.kind == "striped"
 
 
-def outer_argument(plan: Plan, join: Interleaving) -> str:
-    """`, 2` where the module's functions take the number of runs, else nothing."""
-    return f", {join.outer}" if needs_outer(plan) else ""
+def runs(plan: Plan, join: Interleaving) -> int:
+    """Runs of a slice, or, where tokens are dealt one by one, how many of them stay together."""
+    return join.inner if is_striped(plan) else join.outer
+
+
+def needs_runs(plan: Plan) -> bool:
+    """Whether tokens of other dimensions are held already when some join."""
+    return any(runs(plan, join) > 1 for join in joins(plan))
+
+
+def runs_name(plan: Plan) -> str:
+    """What the module's functions call that number."""
+    return "inner" if is_striped(plan) else "outer"
+
+
+def runs_argument(plan: Plan, join: Interleaving) -> str:
+    """`, 2` where the module's functions take that number, else nothing."""
+    return f", {runs(plan, join)}" if needs_runs(plan) else ""
 
 
 def before(plan: Plan) -> list[str]:
     """Lines of the public function before the body."""
     lines = []
     for swap in plan.before:
-        group = f"{variable(swap.dim)}{outer_argument(plan, swap.join)}"
+        group = f"{variable(swap.dim)}{runs_argument(plan, swap.join)}"
         if len(swap.tensors) == 1:
             name = swap.tensors[0]
             lines.append(f"{name} = _sequence_to_heads({name}, {group})")
@@ -42,7 +57,7 @@ def after(plan: Plan) -> list[str]:
     """Lines of the public function after the body, up to its return."""
     lines, lse = [], []
     for swap in plan.after:
-        group = f"{variable(swap.dim)}{outer_argument(plan, swap.join)}"
+        group = f"{variable(swap.dim)}{runs_argument(plan, swap.deal)}"
         if not swap.optional:
             lines.append(f"out = _heads_to_sequence(out, {group})")
         else:
@@ -57,8 +72,8 @@ def after(plan: Plan) -> list[str]:
 
 def _variant(plan: Plan) -> str:
     """Which of the fixed texts fits the order and what joins."""
-    order = "zigzag" if plan.program.order.halves == 2 else "contiguous"
-    return f"{order}_runs" if needs_outer(plan) else order
+    order = plan.program.order.kind
+    return f"{order}_runs" if needs_runs(plan) else order
 
 
 def join_function(plan: Plan) -> str:
@@ -68,8 +83,10 @@ def join_function(plan: Plan) -> str:
 
 def swap_functions(plan: Plan) -> list[str]:
     """`_sequence_to_heads`, its reverse, and what they call."""
-    variant, outer = _variant(plan), needs_outer(plan)
-    runs = variant != "contiguous"
-    values = {"parameter": ", outer: int" if outer else "", "argument": ", outer" if outer else ""}
-    split = [render(f"split_{variant}")] if runs else []
-    return [render("swap", runs=runs, **values), *split, render("all_to_all")]
+    variant, name, takes = _variant(plan), runs_name(plan), needs_runs(plan)
+    values = {"parameter": f", {name}: int", "argument": f", {name}"}
+    values = values if takes else dict.fromkeys(values, "")
+    dealt = {"contiguous": "chunks", "striped": "tokens", "striped_runs": "tokens"}
+    kind = dealt.get(variant, "runs")
+    split = [render(f"split_{variant}")] if kind != "chunks" else []
+    return [render("swap", dealt=kind, **values), *split, render("all_to_all")]

@@ -23,7 +23,7 @@ from mercurygen.lower.trace import trace
 
 MOST_DEPTH = 80  # of the syntax tree; that of an emitted module has 17
 MOST_RANKS = 64  # of larger meshes only a sample is interpreted
-NOT_INTERPRETED = ("_check", "_block_forward", "_merge")
+NOT_INTERPRETED = ("_check", "_block_forward", "_body", "_merge", "_weigh", "_unweigh")
 ASIDE = {  # communicate beside `attention`: layout helpers and self-check
     *("make_mesh", "_level_group_count", "_new_group", "_from_all_ranks", "_all_gather"),
     *("unshard_sequence", "check_inputs", "_error", "_blind", "_self_check"),
@@ -75,6 +75,9 @@ class Summary(NamedTuple):
 def check_text(text: str, plan: Plan, ranks: Iterable[int] | None = None) -> Summary:
     """Compare a module's text with the plan it was made from.
 
+    Of a user's own operator only the call sites are listed, and the summary has no ranks: its
+    transfers are not interpreted.
+
     Args:
         text: of the module.
         plan: of the schedule.
@@ -86,8 +89,11 @@ def check_text(text: str, plan: Plan, ranks: Iterable[int] | None = None) -> Sum
     """
     tree, mesh = _parsed(text), plan.program.mesh
     module = _module(tree)
-    _check_mesh(module, mesh)
+    entry = plan.program.operator
+    _check_mesh(module, mesh, entry)
     sites = _sites(tree, module)
+    if plan.program.kernel != "aten":
+        return Summary((), mesh.size, 0, _named(sites))
     chosen = tuple(sample(mesh) if ranks is None else ranks)
     seen: set[int] = set()
     events = 0
@@ -104,10 +110,15 @@ def check_text(text: str, plan: Plan, ranks: Iterable[int] | None = None) -> Sum
         if site.function not in ASIDE and id(site.node) not in seen:
             words = f"{site.name} is not what `attention` comes to on any of the ranks"
             raise TextMismatch(site.node.lineno, site.function, words)
+    return Summary(chosen, mesh.size, events, _named(sites))
+
+
+def _named(sites: list[Site]) -> dict[str, tuple[str, ...]]:
+    """What every function names, in the order of the text."""
     named: dict[str, list[str]] = {}
     for site in sites:
         named.setdefault(site.function, []).append(site.name)
-    return Summary(chosen, mesh.size, events, {name: tuple(each) for name, each in named.items()})
+    return {name: tuple(each) for name, each in named.items()}
 
 
 def _parsed(text: str) -> ast.Module:
@@ -128,7 +139,7 @@ def _parsed(text: str) -> ast.Module:
     return tree
 
 
-def _check_mesh(module: Module, mesh: Mesh) -> None:
+def _check_mesh(module: Module, mesh: Mesh, entry: str) -> None:
     """The module's constants must be those of the plan."""
     want = {dim.name: dim.size for dim in mesh.dims}
     known, size = module.constants.get("MESH", {}), module.constants.get("WORLD_SIZE", 1)
@@ -138,8 +149,8 @@ def _check_mesh(module: Module, mesh: Mesh) -> None:
         raise TextMismatch(1, "the module", words)
     if type(size) is not int or size != mesh.size:
         raise TextMismatch(1, "the module", f"WORLD_SIZE is not the plan's {mesh.size}")
-    if "attention" not in module.functions:
-        raise TextMismatch(1, "the module", "not understood: there is no function attention")
+    if entry not in module.functions:
+        raise TextMismatch(1, "the module", f"not understood: there is no function {entry}")
 
 
 def sample(mesh: Mesh) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import border
+from mercurygen.emit import border, nest, results
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Plan
 
@@ -72,7 +72,8 @@ def _body(plan: Plan) -> list[str]:
         lines.append(f"{', '.join(groups)} = (mesh.get_group(name) for name in MESH)")
     lines += ["", *border.before(plan)]
     if plan.nest.stages or plan.program.replicated:
-        given = "".join(f", {variable(dim)}" for dim in plan.row_dims)
+        dims = results.group_dims(plan) if results.partial(plan) else plan.row_dims
+        given = "".join(f", {variable(dim)}" for dim in dims)
         lines.append(f"out, lse = _attend(q, k, v{given}, scale)")
     else:
         causal = plan.program.mask == "causal"
@@ -145,6 +146,11 @@ def _check_sizes(plan: Plan) -> list[str]:
         lines += [
             f"    if q.shape[1] % {chunks}:",
             '        raise ValueError(f"{shapes}: S must be even, two chunks of tokens")',
+        ]
+    if nest.mask_form(plan) == "stripes" and head_split(plan) == 1:
+        lines += [
+            "    if q.shape[1] < 2:",
+            '        raise ValueError(f"{shapes}: S must be at least 2, or stripes are no squares")',
         ]
     where = f" on {{{world}}} ranks" if plan.program.mesh.dims else ""
     lines += [

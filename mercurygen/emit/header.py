@@ -29,8 +29,8 @@ def docstring(schedule: Schedule, plan: Plan) -> str:
     sections = [
         f"{_title(schedule)} over {over}.",
         "\n".join(wrap(held, WIDTH)),
-        "Schedule\n" + "\n".join(f"    {line}" for line in _schedule_lines(schedule)),
-        _why(schedule),
+        "Schedule\n" + "\n".join(f"    {line}" for line in schedule_lines(schedule)),
+        why(schedule),
         _traffic(schedule, plan),
         _memory(plan),
         _order(plan),
@@ -46,7 +46,7 @@ def _title(schedule: Schedule) -> str:
     return f"{'Causal' if problem.mask == 'causal' else 'Full'} {kind} attention"
 
 
-def _schedule_lines(schedule: Schedule) -> list[str]:
+def schedule_lines(schedule: Schedule) -> list[str]:
     """The schedule's own lines, the keyword in a column of its own; long ones continue."""
     lines = []
     for line in (*header_lines(schedule), *map(str, schedule.directives)):
@@ -59,7 +59,7 @@ def _schedule_lines(schedule: Schedule) -> list[str]:
     return lines
 
 
-def _why(schedule: Schedule) -> str:
+def why(schedule: Schedule) -> str:
     """What the schedule's comments say of the choice: the lines `# why: ...`.
 
     They are somebody's text in a docstring: only ASCII, no quote that could end it, no escape.
@@ -163,6 +163,11 @@ def _order(plan: Plan) -> str:
         text = f"Contiguous: the sequence is cut into {ranks} chunks and rank r owns chunk r."
         if plan.program.mask == "causal" and plan.row_dims:
             text += " Under the causal mask the last ranks have the most to do."
+        return "\n".join(wrap(text, WIDTH))
+    if order.kind == "striped":
+        text = f"Striped: rank r owns every {ranks}th token, from token r on."
+        if plan.program.mask == "causal" and plan.row_dims:
+            text += " Under the causal mask all ranks do the same work."
         return "\n".join(wrap(text, WIDTH))
     text = (
         "Zigzag over all ranks (as Megatron and torchtitan shard): the sequence is cut into "

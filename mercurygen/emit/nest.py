@@ -5,36 +5,39 @@ from __future__ import annotations
 from itertools import product
 from typing import Literal
 
-from mercurygen.emit.border import outer_argument
+from mercurygen.emit.border import runs_argument
+from mercurygen.emit.loops import leading, levels, walking
 from mercurygen.emit.words import letters, variable
-from mercurygen.lower.plan import Plan, walk_levels
+from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, visible
 
-Form = Literal["all", "before", "halves", "chunks"]
+Form = Literal["all", "before", "halves", "stripes", "chunks"]
 
 
 def mask_form(plan: Plan) -> Form:
     """How the module decides what of a tile is seen.
 
     "all": every tile whole. "before": tiles of earlier owners, whole. "halves": the early half
-    of an earlier owner's tile; all of a later owner's, by our late half. "chunks": by the numbers
-    of its chunks. A closed form is used only where it is what `visible` says for every pair.
+    of an earlier owner's tile; all of a later owner's, by our late half. "stripes": a causal
+    square, of a later owner's tile below the diagonal. "chunks": by the numbers of its chunks. A closed form is used only where it is what `visible` says for every pair.
     """
-    if plan.program.mask == "full" or plan.nest.begin == "only":
+    whole = plan.nest.begin == "only" and not any(loop.outputs for loop in plan.nest.loops)
+    if plan.program.mask == "full" or whole:
         return "all"
     if plan.nest.begin == "first":
         spans = [range(plan.program.mesh.extent(dim)) for dim in plan.row_dims]
         places = [dict(zip(plan.row_dims, place, strict=True)) for place in product(*spans)]
         slots = [plan.rows(place) for place in places]
-        for form in ("before", "halves"):
-            if _holds(form, slots):
+        for form in ("before", "halves", "stripes"):
+            if _holds(plan, form, slots):
                 return form
     return "chunks"
 
 
-def _holds(form: str, slots: list[tuple[int, ...]]) -> bool:
+def _holds(plan: Plan, form: str, slots: list[tuple[int, ...]]) -> bool:
     return all(
-        visible("causal", rows, cols) == _closed_form(form, me, owner, len(rows))
+        visible(plan.atoms.domain, plan.program.kernel, rows, cols)
+        == _closed_form(form, me, owner, len(rows))
         for me, rows in enumerate(slots)
         for owner, cols in enumerate(slots)
         if me != owner
@@ -45,6 +48,8 @@ def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]
     whole, half = (0, size), size // 2
     if form == "before":
         return (Block(whole, whole, False),) if owner < me else ()
+    if form == "stripes":
+        return (Block(whole, whole, True, owner > me),)
     if owner < me:
         return (Block(whole, (0, half), False),)
     return (Block((half, size), whole, False),)
@@ -65,14 +70,14 @@ def attend(plan: Plan) -> str:
     ]
     fresh = any("k" in swap.tensors for swap in plan.before)  # packed by the border
     tiles = "(k, v)" if fresh else "(k.contiguous(), v.contiguous())"
-    for stage in nest.leading:
-        tiles = f"_gather({tiles}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
-    if nest.leading and not nest.walking:
+    for stage in leading(plan):
+        tiles = f"_gather({tiles}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
+    if leading(plan) and not walking(plan):
         lines.append(f"    k, v = {tiles}")
     if nest.begin == "only":
         lines.append("    return _block_forward(q, k, v, scale, causal=False)")
         return "\n".join(lines)
-    if nest.walking:
+    if walking(plan):
         lines.append(f"    tiles = {_walk_call(plan, tiles)}")
     lines += _first(plan, form) if nest.begin == "first" else _empty()
     if form == "chunks":
@@ -86,14 +91,14 @@ def attend(plan: Plan) -> str:
 
 
 def _walk_call(plan: Plan, tiles: str) -> str:
-    levels = walk_levels(plan.nest.walking)
-    if len(levels) > 1:
-        dims = ", ".join(variable(stage.dim) for stage in plan.nest.walking)
+    found = levels(plan)
+    if len(found) > 1:
+        dims = ", ".join(variable(stage.dim) for stage in walking(plan))
         return f"_walk_tiles({tiles}, {dims})"
-    dim, gathers = levels[0]
+    dim, gathers = found[0]
     call = f"_walk_ring({tiles}, {variable(dim)})"
     for stage in gathers:
-        call = f"_gather_ahead({call}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
+        call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
     return call
 
 
@@ -130,20 +135,21 @@ def _merges(plan: Plan, form: Form) -> list[str]:
             "        if owner < me:  # a later owner's tokens come after all of ours",
             f"            {whole}",
         ]
-    if form == "halves":
-        call = "*_block_forward(q[:, rows], keys[:, cols], values[:, cols], scale, causal=False)"
+    if form in ("halves", "stripes"):
+        causal, tokens = form == "stripes", ", q.shape[1]" if form == "halves" else ""
+        call = f"*_block_forward(q[:, rows], keys[:, cols], values[:, cols], scale, {causal=})"
         return [
             "    for owner, (keys, values) in tiles:",
-            "        rows, cols = _visible(me, owner, q.shape[1])",
+            f"        rows, cols = _visible(me, owner{tokens})",
             f"        _merge(out[:, rows], lse[:, :, rows], {call})",
         ]
-    keys, values = ("keys", "values") if plan.nest.walking else ("k", "v")
+    keys, values = ("keys", "values") if walking(plan) else ("k", "v")
     call = f"*_block_forward(q[:, rows], {keys}[:, cols], {values}[:, cols], scale, causal)"
     loop = [
         f"for rows, cols, causal in _visible(mine, {_tile_chunks(plan)}, size):",
         f"    _merge(out[:, rows], lse[:, :, rows], {call})",
     ]
-    if not plan.nest.walking:
+    if not walking(plan):
         return [f"    {line}" for line in loop]
     return [
         f"    for {_owner(plan)}, (keys, values) in tiles:",
@@ -175,6 +181,8 @@ def visible_functions(plan: Plan) -> list[str]:
     form = mask_form(plan)
     if form == "halves":
         return [_VISIBLE_HALVES]
+    if form == "stripes":
+        return [_VISIBLE_STRIPES]
     if form == "chunks":
         return [_VISIBLE_CHUNKS, _chunks(plan)]
     return []
@@ -186,6 +194,13 @@ def _visible(me: int, owner: int, tokens: int) -> tuple[slice, slice]:
     if owner < me:  # its early run is before all of ours, its late run after all
         return slice(None), slice(0, tokens // 2)
     return slice(tokens // 2, None), slice(None)  # our late run is after both of its runs'''
+
+_VISIBLE_STRIPES = '''\
+def _visible(me: int, owner: int) -> tuple[slice, slice]:
+    """Rows of q, and columns of k and v, of which the causal mask leaves row i columns up to i."""
+    if owner < me:  # its token i comes before our token i, and its next one after
+        return slice(None), slice(None)
+    return slice(1, None), slice(None, -1)  # its token i comes after our token i'''
 
 _VISIBLE_CHUNKS = '''\
 def _visible(

@@ -26,16 +26,23 @@ from mercurygen.lower.events import (
     Batch,
     Cast,
     Collective,
+    Cut,
+    Cuts,
     Event,
     Fill,
     Kernel,
+    Merge,
+    Operand,
     Pack,
     Return,
     Trace,
     Unpack,
+    Unweigh,
     Wait,
+    Weigh,
 )
 from mercurygen.lower.plan import Plan
+from mercurygen.lower.visible import Block
 
 
 class Playback:
@@ -49,6 +56,7 @@ class Playback:
         self.index = self.compared = 0
         self.bound: dict[int, Storage] = {}
         self.sources: dict[int, tuple[int, int]] = {}  # of a copy: of what, of which contents
+        self.taken: dict[int, Cuts] = {}  # of a copy of a part, which part
         self.filled: dict[int, float] = {}
         self.contents = [0] * len(trace.buffers)
         self.returns: dict[str, int] = {}  # buffer by name
@@ -61,6 +69,7 @@ class Playback:
         own = {"P2POp": Operation, "batch_isend_irecv": self.batch}
         own |= {"all_to_all_single": partial(self.collective, "all-to-all")}
         own |= {"all_gather_single": gather, "all_gather_into_tensor": gather}
+        own |= {"all_reduce": self.all_reduce}
         return EXTERNALS | {dist + name: value for name, value in own.items()}
 
     def hooks(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -69,6 +78,8 @@ class Playback:
             "_check": lambda values: None,
             "_block_forward": lambda values: self.kernel(**values),
             "_merge": lambda values: self.merge(**values),
+            "_weigh": lambda values: self.weigh(**values),
+            "_unweigh": lambda values: self.unweigh(**values),
         }
 
     def inputs(self, scale: float | None) -> list[Tensor]:
@@ -96,10 +107,13 @@ class Playback:
         """The next event that the text must do; what lies before it becomes known."""
         while self.index < len(self.trace.events):
             match event := self.trace.events[self.index]:
-                case Batch() | Collective() | Wait() | Kernel():
+                case Batch() | Collective() | Wait() | Kernel() | Merge() | Weigh() | Unweigh():
                     return event
                 case Pack(source, target) | Unpack(source, target) | Cast(source, target):
                     self.sources[target] = (source, self.contents[source])
+                case Cut(source, target, cuts):
+                    self.sources[target] = (source, self.contents[source])
+                    self.taken[target] = cuts
                 case Fill(outputs):
                     self.filled |= dict(zip(outputs, (0.0, float("-inf")), strict=True))
                 case Return(name, buffer):
@@ -129,7 +143,13 @@ class Playback:
             case Wait(op):
                 return f"waits for transfer {op}"
             case Kernel(inputs, block=block):
-                return f"runs the kernel on {' and '.join(label[i] for i in inputs)}, {block}"
+                return (
+                    f"runs the kernel on {' and '.join(label[x.buffer] for x in inputs)}, {block}"
+                )
+            case Merge(sources):
+                return f"merges {' and '.join(label[x] for x in sources)}"
+            case Weigh() | Unweigh():
+                return "weighs out and lse for a sum, or back"
         return "is over"
 
     def same(self, what: str, plan: Any, text: Any) -> None:
@@ -143,6 +163,7 @@ class Playback:
         if known is None and storage.buffer is None:
             if number in self.sources:
                 fits = self.plan_root(number) == self.text_root(storage)
+                fits = fits and self.fits_cuts(number, storage)
             else:
                 fits = storage.made == self.filled.get(number, "empty")
             if fits and storage.nbytes == self.trace.buffers[number].nbytes:
@@ -154,6 +175,18 @@ class Playback:
             raise Complaint(
                 f"{what}: the plan has {plan.label}, {plan.nbytes} bytes, the text {text}"
             )
+
+    def fits_cuts(self, number: int, storage: Storage) -> bool:
+        """Whether a copy of a part is of the plan's part: so many tokens from the front on."""
+        if number not in self.taken:
+            return True
+        ((_, start, stop),) = self.taken[number] or ((None, 0, 0),)
+        if storage.taken is None:
+            return False
+        base, cuts = storage.taken
+        want = [(0, size) for size in base]
+        want[1] = (start * self.plan.chunk, stop * self.plan.chunk)
+        return list(cuts) == want
 
     def name(self, storage: Storage) -> str:
         """A storage, for people."""
@@ -179,15 +212,16 @@ class Playback:
 
     # --- the text's side ----------------------------------------------------------------------
 
-    def moved(self, what: str, number: int, tensor: Tensor, into: bool = False) -> None:
-        """A transfer's operand: a whole dense buffer."""
-        if (
-            not isinstance(tensor, Tensor)
-            or not tensor.whole
-            or not tensor.is_dense
-            or not tensor.sure
-        ):
-            raise Complaint(f"{what}: not all of a buffer, or not sure to be contiguous")
+    def moved(
+        self, what: str, number: int, tensor: Tensor, nbytes: int | None, into: bool = False
+    ) -> None:
+        """A transfer's operand: a whole dense buffer, or so many bytes at its front."""
+        if not isinstance(tensor, Tensor) or not tensor.is_dense or not tensor.sure:
+            raise Complaint(f"{what}: not sure to be contiguous")
+        if not (tensor.whole if nbytes is None else tensor.at_front):
+            raise Complaint(f"{what}: not all of a buffer, or not what stands at its front")
+        if nbytes is not None:
+            self.same(f"{what}, bytes", nbytes, tensor.numel() * tensor.dtype.itemsize)
         self.bind(what, number, tensor.storage)
         if into:
             tensor.storage.arriving = True
@@ -225,7 +259,8 @@ class Playback:
                 what = f"operation {i} that {verb} along {event.dim}"
                 self.same(f"{what}, group", event.dim, op.group.dim)
                 self.same(f"{what}, peer", message.peer, op.peer)
-                self.moved(what, message.buffer, op.tensor, into=verb == "receives")
+                into = verb == "receives"
+                self.moved(what, message.buffer, op.tensor, message.nbytes, into)
         return self.works(event.op, len(ops), [op.tensor for op in recvs])
 
     def collective(
@@ -235,30 +270,57 @@ class Playback:
         event = self.expect(Collective, f"starts an {kind} over {group.dim}")
         self.same("collective", event.kind, kind)
         self.same(f"{kind}, group", event.dim, group.dim)
-        self.moved(f"{kind}, source", event.source, x)
-        self.moved(f"{kind}, target", event.target, into, into=True)
+        self.moved(f"{kind}, source", event.source, x, None)
+        self.moved(f"{kind}, target", event.target, into, None, into=True)
         (work,) = self.works(event.op, 1, [into])
         return work if async_op else work.wait()
 
-    def part(self, name: str, tensor: Tensor, chunks: tuple[int, int]) -> None:
-        """A part of a tensor of the operator: these chunks of its sequence."""
+    def all_reduce(self, x: Tensor, op: Any = None, *, group: Group) -> None:
+        """One that leaves the sum, or the maximum, in every rank's tensor."""
+        event = self.expect(Collective, f"starts an all-reduce over {group.dim}")
+        self.same("collective", event.kind, "all-reduce")
+        self.same("all-reduce, group", event.dim, group.dim)
+        how = getattr(op, "path", "sum").rpartition(".")[2].lower()
+        self.same("all-reduce", event.reduce, how)
+        self.moved("all-reduce, source", event.source, x)
+        self.moved("all-reduce, target", event.target, x, into=True)
+        (work,) = self.works(event.op, 1, [x])
+        work.wait()
+
+    def part(self, name: str, tensor: Tensor, chunks: tuple[int, int] | None, less=(0, 0)) -> None:
+        """A part of a tensor of the operator: these chunks of its sequence, or all of it.
+
+        Args:
+            name: of the tensor.
+            tensor: what the text has.
+            chunks: a range; None: all.
+            less: tokens that are left out at its ends.
+        """
         at = self.program.tensor(name).dimension(self.program.sequence(self.program.tensor(name)))
-        want = [(0, size) for size in tensor.storage.shape]
-        want[at] = (chunks[0] * self.plan.chunk, chunks[1] * self.plan.chunk)
+        want = [(0, size) for size in tensor.base]
+        if chunks:
+            first, last = (chunk * self.plan.chunk for chunk in chunks)
+            want[at] = (first + less[0], last - less[1])
         if tensor.cuts is None or list(tensor.cuts) != want:
             raise Complaint(f"part of {name}: the plan has {want}, the text {tensor.cuts}")
+
+    def of_block(self, name: str, tensor: Tensor, block: Block, operand: Operand) -> None:
+        """A part of a tensor of the operator: the rows, or the columns, of a block of it."""
+        axis = self.program.sequence(self.program.tensor(name))
+        by_rows, less = axis == self.program.mask_axes[0], int(block.below)
+        span = block.rows if by_rows else block.cols
+        start = next((start for each, start, _ in operand.cuts if each == axis), 0)
+        ends = (less, 0) if by_rows else (0, less)
+        self.part(name, tensor, (start + span[0], start + span[1]), ends)
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, scale: Any, causal: Any) -> Any:
         """`_block_forward`."""
         event = self.expect(Kernel, "runs the kernel")
-        tensors = dict(zip((t.name for t in self.program.inputs), (q, k, v), strict=True))
-        tiles = self.plan.nest.tensors
-        names = [*(name for name in tensors if name not in tiles), *tiles]
-        rows = self.program.mask_axes[0]
-        for name, number in zip(names, event.inputs, strict=True):
-            self.bind(f"{name} of the kernel", number, tensors[name].storage)
-            by_rows = self.program.sequence(self.program.tensor(name)) == rows
-            self.part(name, tensors[name], event.block.rows if by_rows else event.block.cols)
+        tensors = zip(self.program.inputs, (q, k, v), event.inputs, strict=True)
+        for declared, tensor, operand in tensors:
+            name = declared.name
+            self.bind(f"{name} of the kernel", operand.buffer, tensor.storage)
+            self.of_block(name, tensor, event.block, operand)
         self.same("causal", event.block.causal, causal)
         self.same("scale", self.scale, scale)
         out = Tensor.new([*q.shape[:3], v.shape[3]], self.dtype, "kernel", sure=False)
@@ -267,24 +329,67 @@ class Playback:
         if event.merge:
             self.merging = event, [share.storage for share in shares]
         else:
-            for number, share in zip(event.outputs, shares, strict=True):
-                self.bound[number], share.storage.buffer = share.storage, number
+            for operand, share in zip(event.outputs, shares, strict=True):
+                self.bound[operand.buffer] = share.storage
+                share.storage.buffer = operand.buffer
         return shares
 
     def merge(self, out: Tensor, lse: Tensor, share_out: Tensor, share_lse: Tensor) -> None:
         """`_merge`."""
+        shares = share_out, share_lse
         if not self.merging:
-            raise Complaint(f"the plan {self.words(self.peek())}, the text merges")
-        (event, made), shares = self.merging, (share_out, share_lse)
+            return self.merge_results((out, lse), shares)
+        event, made = self.merging
         if [share.storage for share in shares] != made or not all(share.whole for share in shares):
             raise Complaint("merges something else than the block's result")
-        for name, number, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
-            self.bind(f"{name} of the merge", number, tensor.storage)
-            self.part(name, tensor, event.block.rows)
+        for name, operand, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
+            self.bind(f"{name} of the merge", operand.buffer, tensor.storage)
+            self.of_block(name, tensor, event.block, operand)
             tensor.storage.contents += 1
-            self.contents[number] += 1
+            self.contents[operand.buffer] += 1
         self.merging = None
         self.compared += 1
+
+    def merge_results(self, pair: tuple[Tensor, Tensor], shares: tuple[Tensor, Tensor]) -> None:
+        """`_merge` of what is no block's result."""
+        event = self.expect(Merge, "merges")
+        names = ("out", "lse")
+        cut = next(((start, stop) for _, start, stop in event.cuts), None)
+        for name, number, tensor in zip(names, event.targets, pair, strict=True):
+            self.bind(f"{name} of the merge", number, tensor.storage)
+            self.part(name, tensor, cut)
+            tensor.storage.contents += 1
+            self.contents[number] += 1
+        for name, number, tensor in zip(names, event.sources, shares, strict=True):
+            self.bind(f"{name} that is merged", number, tensor.storage)
+            self.same(f"part of {name} that is merged", event.part, tensor.part)
+            if tensor.storage.arriving or (event.part is None and not tensor.whole):
+                raise Complaint(f"merges a part of {name}, or before it arrived")
+
+    def weigh(self, out: Tensor, lse: Tensor, most: Tensor) -> Tensor:
+        """`_weigh`."""
+        event = self.expect(Weigh, "weighs results")
+        for name, number, tensor in zip(
+            ("out", "lse", "largest lse"),
+            (*event.sources, event.most),
+            (out, lse, most),
+            strict=True,
+        ):
+            self.bind(f"{name} that is weighed", number, tensor.storage)
+        packed = Tensor.new([out.numel() + lse.numel()], self.accumulator, "weighed")
+        self.same("bytes", self.trace.buffers[event.target].nbytes, packed.storage.nbytes)
+        self.bound[event.target], packed.storage.buffer = packed.storage, event.target
+        return packed
+
+    def unweigh(self, packed: Tensor, out: Tensor, lse: Tensor, most: Tensor) -> None:
+        """`_unweigh`."""
+        event = self.expect(Unweigh, "undoes the weights")
+        self.bind("the sum", event.source, packed.storage)
+        self.bind("the largest lse", event.most, most.storage)
+        for name, number, tensor in zip(("out", "lse"), event.targets, (out, lse), strict=True):
+            self.bind(f"{name} of the sum", number, tensor.storage)
+            tensor.storage.contents += 1
+            self.contents[number] += 1
 
     def result(self, result: Any, with_lse: bool) -> None:
         """What `attention` returns."""

@@ -33,6 +33,7 @@ class Storage:
         nbytes: its size.
         made: how: "input", "empty", "copy", "kernel", or filled with a number.
         source: what it is a copy of, and of which of its contents.
+        taken: if that is a part of it: the shape of the whole, and which part.
         contents: counts what was written to it.
         arriving: whether a transfer writes to it.
         buffer: number in the plan's trace, once known.
@@ -42,6 +43,7 @@ class Storage:
         self, shape: Sequence[int], nbytes: int, made: Any, source: tuple[Storage, int] | None
     ) -> None:
         self.shape, self.nbytes, self.made, self.source = tuple(shape), nbytes, made, source
+        self.taken: tuple[tuple[int, ...], tuple[tuple[int, int], ...]] | None = None
         self.contents, self.arriving = 0, False
         self.buffer: int | None = None
 
@@ -57,10 +59,15 @@ class Tensor(Host):
     """A view of a storage.
 
     Attributes:
-        cuts: per dimension of the storage's own shape the range that it views, while it is
-            nothing but cut along them; else None.
+        base: the shape that it is seen as a cut of: the storage's own, or, of what lies dense at
+            the storage's front, the shape that this was given.
+        cuts: per dimension of the base the range that it views, while it is nothing but cut
+            along them; else None.
         sure: whether the strides are known, not only likely, as those of the caller's inputs.
+        part: of what `unbind` gave, which it is.
     """
+
+    part: int | None = None
 
     visible = frozenset(
         "shape dtype ndim size numel contiguous clone to transpose permute movedim unsqueeze "
@@ -75,11 +82,13 @@ class Tensor(Host):
         strides: Sequence[int],
         sure: bool,
         cuts: tuple[tuple[int, int], ...] | None = None,
+        base: Sequence[int] | None = None,
     ) -> None:
         if len(shape) > MOST_DIMS:
             raise Complaint(f"not understood: a tensor of {len(shape)} dimensions")
         self.storage, self.shape, self.dtype = storage, tuple(shape), dtype
         self.strides, self.sure, self.cuts = tuple(strides), sure, cuts
+        self.base = storage.shape if base is None else tuple(base)
 
     @classmethod
     def new(
@@ -100,6 +109,12 @@ class Tensor(Host):
     def whole(self) -> bool:
         """Whether it is all of its storage."""
         return prod(self.shape) * self.dtype.itemsize == self.storage.nbytes
+
+    @property
+    def at_front(self) -> bool:
+        """Whether it surely is a dense run from the first element of its storage on."""
+        starts = self.cuts is not None and all(start == 0 for start, _ in self.cuts)
+        return starts and self.is_dense and self.sure
 
     @property
     def is_dense(self) -> bool:
@@ -127,18 +142,22 @@ class Tensor(Host):
     def contiguous(self) -> Tensor:
         """Itself if it surely is dense, else a copy."""
         if not self.is_dense:
-            return copy([self], self.shape, self.dtype)
-        return Tensor(self.storage, self.shape, self.dtype, self.strides, True, self.cuts)
+            return copied([self], self.shape, self.dtype)
+        return Tensor(
+            self.storage, self.shape, self.dtype, self.strides, True, self.cuts, self.base
+        )
 
-    def clone(self, *, memory_format: object) -> Tensor:
+    def clone(self, *, memory_format: object, dtype: Dtype | None = None) -> Tensor:
         """A dense copy, whatever it is."""
         if memory_format is not CONTIGUOUS:
             raise Complaint("not understood: a copy that may keep strides")
-        return copy([self], self.shape, self.dtype)
+        return copied([self], self.shape, dtype or self.dtype)
 
-    def to(self, dtype: Dtype) -> Tensor:
-        """Itself if it has the dtype already, else a copy."""
-        return self if dtype == self.dtype else copy([self], self.shape, dtype)
+    def to(self, dtype: Dtype, *, copy: bool = False, memory_format: object = None) -> Tensor:
+        """Itself if it has the dtype already and no copy is wanted, else a copy."""
+        if copy:
+            return self.clone(memory_format=memory_format, dtype=dtype)
+        return self if dtype == self.dtype else copied([self], self.shape, dtype)
 
     def permute(self, *order: int) -> Tensor:
         """The dimensions in another order; no copy."""
@@ -184,9 +203,15 @@ class Tensor(Host):
             raise Complaint(f"unflatten of {size} into {sizes}")
         inner = [(n, s * stride) for n, s in zip(sizes, _dense(sizes), strict=True)]
         dim %= self.ndim
-        return self.view([*self.dims()[:dim], *inner, *self.dims()[dim + 1 :]])
+        view = self.view([*self.dims()[:dim], *inner, *self.dims()[dim + 1 :]])
+        return view.as_base() if self.at_front else view
 
-    def flatten(self, first: int, last: int) -> Tensor:
+    def as_base(self) -> Tensor:
+        """Itself, as what cuts are seen from."""
+        self.base, self.cuts = self.shape, tuple((0, size) for size in self.shape)
+        return self
+
+    def flatten(self, first: int = 0, last: int = -1) -> Tensor:
         """Several dimensions as one; a copy where strides do not allow a view."""
         first, last = first % self.ndim, last % self.ndim
         dims = self.dims()
@@ -194,8 +219,9 @@ class Tensor(Host):
         size = prod(n for n, _ in run)
         if any(a[1] != b[0] * b[1] for a, b in zip(run, run[1:], strict=False)):
             shape = [*self.shape[:first], size, *self.shape[last + 1 :]]
-            return copy([self], shape, self.dtype)
-        return self.view([*dims[:first], (size, run[-1][1]), *dims[last + 1 :]])
+            return copied([self], shape, self.dtype)
+        view = self.view([*dims[:first], (size, run[-1][1]), *dims[last + 1 :]])
+        return view.as_base() if self.at_front else view
 
     def chunk(self, count: int, dim: int) -> tuple[Tensor, ...]:
         """Equal parts along a dimension; no copy."""
@@ -209,7 +235,10 @@ class Tensor(Host):
         """Every index of a dimension; no copy."""
         if self.shape[dim] > MOST_PARTS:
             raise Complaint(f"not understood: {self.shape[dim]} parts")
-        return tuple(self.select(dim, i) for i in range(self.shape[dim]))
+        views = tuple(self.select(dim, i) for i in range(self.shape[dim]))
+        for i, view in enumerate(views):
+            view.part = i
+        return views
 
     def __getitem__(self, index: Any) -> Tensor:
         index = index if isinstance(index, tuple) else (index,)
@@ -222,7 +251,7 @@ class Tensor(Host):
             if cuts:
                 cuts[i] = (cuts[i][0] + taken.start, cuts[i][0] + taken.stop)
         view = self.view(dims)
-        view.cuts = tuple(cuts) if cuts else None
+        view.cuts, view.base = tuple(cuts) if cuts else None, self.base
         return view
 
     def new_empty(self, *shape: int, dtype: Dtype | None = None) -> Tensor:
@@ -277,34 +306,51 @@ class Operation(Host):
         self.path, self.tensor, self.group, self.peer = op.path, tensor, group, group_peer
 
 
-def copy(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tensor:
+def copied(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tensor:
     """A new tensor with the elements of others, which nothing may be writing to."""
     storages = {part.storage for part in parts}
     if any(storage.arriving for storage in storages):
         raise Complaint("copies a buffer that a transfer is still writing to")
     one, *others = storages
     source = None if others else (one, one.contents)
-    return Tensor.new(shape, dtype, "copy", source=source)
+    made = Tensor.new(shape, dtype, "copy", source=source)
+    if len(parts) == 1 and parts[0].cuts is not None:
+        made.storage.taken = parts[0].base, parts[0].cuts
+    return made
 
 
-def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def cat(parts: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """`torch.cat`."""
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    return copy(parts, shape, parts[0].dtype)
+    made = copied(parts, shape, parts[0].dtype)
+    if out is None:
+        return made
+    if tuple(shape) != out.shape or made.dtype != out.dtype or out.storage.arriving:
+        raise Complaint(f"joins {shape} into {out.shape}")
+    storage = out.storage  # whose parts are copies of one and the same, or not known at all
+    known = storage.source if storage.made == "copy" else made.storage.source
+    storage.source, storage.made = (known if known == made.storage.source else None), "copy"
+    return out
 
 
 def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """`torch.stack`."""
     shape = list(parts[0].shape)
     shape.insert(dim, len(parts))
-    return copy(parts, shape, parts[0].dtype)
+    return copied(parts, shape, parts[0].dtype)
+
+
+def empty_like(x: Tensor, *, memory_format: object = None) -> Tensor:
+    """`torch.empty_like`: as dense as x, or dense whatever x is."""
+    sure = memory_format is CONTIGUOUS or (x.sure and x.is_dense)
+    return Tensor.new(x.shape, x.dtype, "empty", sure=sure)
 
 
 EXTERNALS: dict[str, Any] = {
     "torch.cat": cat,
     "torch.stack": stack,
-    "torch.empty_like": lambda x: Tensor.new(x.shape, x.dtype, "empty"),
+    "torch.empty_like": empty_like,
     "torch.contiguous_format": CONTIGUOUS,
     "torch.promote_types": max,
     "torch.float32": Dtype(4),

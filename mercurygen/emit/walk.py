@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from mercurygen.emit.border import needs_outer, outer_argument
+from mercurygen.emit.border import needs_runs, runs_argument, runs_name
+from mercurygen.emit.loops import leading, levels, walking
 from mercurygen.emit.nest import Form, mask_form
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
-from mercurygen.lower.plan import Gather, Plan, walk_levels
+from mercurygen.lower.plan import Gather, Plan
 
 TILES = "tuple[Tensor, ...]"
 
@@ -17,13 +18,15 @@ def functions(plan: Plan) -> list[str]:
     """Everything that brings tiles, callers first."""
     nest = plan.nest
     texts = []
-    if len(walk_levels(nest.walking)) > 1:
+    if len(levels(plan)) > 1:
         texts += [_walk_tiles(plan), _spare(plan)]
-    if nest.walking:
-        texts += [_walk_ring(plan), render("shift")]
-    if any(isinstance(stage, Gather) for stage in nest.walking):
+    if walking(plan):
+        texts.append(_walk_ring(plan))
+    if walking(plan) or any(loop.home == "relayed" for loop in nest.loops):
+        texts.append(render("shift"))
+    if any(isinstance(stage, Gather) for loop in nest.loops for stage in loop.walking):
         texts.append(_gather_ahead(plan))
-    if nest.leading:
+    if leading(plan):
         texts.append(_gather(plan))
     if any(isinstance(stage, Gather) for stage in nest.stages):
         texts += _gathering(plan)
@@ -37,12 +40,13 @@ def _yields(plan: Plan, owner: str) -> str:
 
 
 def _with_owner(plan: Plan) -> bool:
-    return mask_form(plan) != "all"
+    sent = any(loop.home == "direct" for loop in plan.nest.loops)
+    return sent or mask_form(plan) != "all"
 
 
 def _walk_ring(plan: Plan) -> str:
     """One ring. Alone it has its own buffers; in a nest they are kept outside and reused."""
-    nested = len(walk_levels(plan.nest.walking)) > 1
+    nested = len(levels(plan)) > 1
     owner = _with_owner(plan)
     what = "(owner, tiles)" if owner else "the tiles"
     buffers = "[tuple(map(torch.empty_like, tiles)) for _ in range(min(2, size - 1))]"
@@ -70,7 +74,7 @@ def _walk_ring(plan: Plan) -> str:
 
 def _spare(plan: Plan) -> str:
     """`_spare`: the receive buffers of a ring of a nest."""
-    longer = any(isinstance(stage, Gather) for stage in plan.nest.walking)
+    longer = any(isinstance(stage, Gather) for stage in walking(plan))
     parameter = ", longer: int" if longer else ""
     one = "x.new_empty(x.shape[0], longer * x.shape[1], *x.shape[2:])"
     text = "used in turn" + (", that many times as long as tiles" if longer else "")
@@ -86,20 +90,20 @@ def _spare(plan: Plan) -> str:
 
 def _walk_tiles(plan: Plan) -> str:
     """`_walk_tiles`: rings inside rings, the loops in the order of the schedule."""
-    levels = walk_levels(plan.nest.walking)
+    found = levels(plan)
     form, names = mask_form(plan), letters(plan.program.mesh.dims)
-    groups = ", ".join(f"{variable(s.dim)}: dist.ProcessGroup" for s in plan.nest.walking)
-    around = " for every tile of ".join(f"{dim}" for dim, _ in reversed(levels))
+    groups = ", ".join(f"{variable(s.dim)}: dist.ProcessGroup" for s in walking(plan))
+    around = " for every tile of ".join(f"{dim}" for dim, _ in reversed(found))
     what = {"all": "the tiles", "chunks": "(places, tiles)"}.get(form, "(slot, tiles)")
-    owner = "int" if form != "chunks" else f"tuple[{', '.join(['int'] * len(levels))}]"
+    owner = "int" if form != "chunks" else f"tuple[{', '.join(['int'] * len(found))}]"
     lines = [
         f"def _walk_tiles(tiles: {TILES}, {groups}) -> Iterator[{_yields(plan, owner)}]:",
         *_doc(f"Yield {what} of every rank, ours first: once around {around}."),
     ]
-    scaled = any(isinstance(stage, Gather) for stage in plan.nest.walking)
+    scaled = any(isinstance(stage, Gather) for stage in walking(plan))
     longer, source = 1, "tiles"
     body: list[str] = []
-    for depth, (dim, gathers) in enumerate(levels):
+    for depth, (dim, gathers) in enumerate(found):
         group = variable(dim)
         buffers = f"_spare(tiles, {group}{f', {longer}' if scaled else ''})"
         if depth:
@@ -107,9 +111,9 @@ def _walk_tiles(plan: Plan) -> str:
             buffers = f"at_{dim}"
         call = f"_walk_ring({source}, {buffers}, {group})"
         for stage in gathers:
-            call = f"_gather_ahead({call}, {variable(stage.dim)}{outer_argument(plan, stage.join)})"
+            call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
             longer *= plan.program.mesh.extent(stage.dim)
-        last = depth + 1 == len(levels)
+        last = depth + 1 == len(found)
         pad = "    " * (depth + 1)
         if form == "all":
             body.append(f"{pad}yield from {call}" if last else f"{pad}for of_{dim} in {call}:")
@@ -118,8 +122,8 @@ def _walk_tiles(plan: Plan) -> str:
             body.append(f"{pad}for {names[dim]}, {tile} in {call}:")
         source = f"of_{dim}"
     if form != "all":
-        pad, slot = "    " * (len(levels) + 1), _slot(plan, form)
-        if len(levels) > 2 and form != "chunks":
+        pad, slot = "    " * (len(found) + 1), _slot(plan, form)
+        if len(found) > 2 and form != "chunks":
             body.append(f"{pad}slot = {slot}")
             slot = "slot"
         body.append(f"{pad}yield {slot}, tile")
@@ -177,7 +181,8 @@ def _gather_ahead(plan: Plan) -> str:
 
 def _outer(plan: Plan) -> tuple[str, str]:
     """Parameter and argument for the number of runs, where the module needs them."""
-    return (", outer: int", ", outer") if needs_outer(plan) else ("", "")
+    name = runs_name(plan)
+    return (f", {name}: int", f", {name}") if needs_runs(plan) else ("", "")
 
 
 def _gather(plan: Plan) -> str:

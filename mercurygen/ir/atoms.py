@@ -25,6 +25,8 @@ class Atoms:
 
     def __init__(self, program: Program) -> None:
         self.program, self.mesh = program, program.mesh
+        self._regions: dict[tuple, Region] = {}
+        self._elements: dict[tuple, int] = {}
 
     @cached_property
     def count(self) -> dict[str, int]:
@@ -111,11 +113,16 @@ class Atoms:
             here: the rank's coordinate.
             split: per axis the dimensions that split it; of an axis left out all is there.
         """
-        found = []
-        for axis in tensor.axes:
-            held = {dim: (here[dim],) for dim in split.get(axis, ())}
-            found.append(self.owned(self.order(tensor, axis), axis, held))
-        return tuple(found)
+        places = tuple(
+            tuple((dim, here[dim]) for dim in split.get(axis, ())) for axis in tensor.axes
+        )
+        key = tensor.name, places
+        if key not in self._regions:
+            self._regions[key] = tuple(
+                self.owned(self.order(tensor, axis), axis, {dim: (i,) for dim, i in held})
+                for axis, held in zip(tensor.axes, places, strict=True)
+            )
+        return self._regions[key]
 
     def pinned(self, tensor: Tensor, here: Coordinate) -> Region:
         """What the caller holds, or wants, of a tensor on a rank."""
@@ -153,7 +160,10 @@ class Atoms:
 
     def elements(self, tensor: Tensor, region: Region) -> int:
         """Elements of a part of a tensor."""
-        return prod(
-            len(atoms) * self.program.extent(axis) // self.count[axis]
-            for axis, atoms in zip(tensor.axes, region, strict=True)
-        )
+        key = tensor.name, tuple(map(len, region))
+        if key not in self._elements:
+            self._elements[key] = prod(
+                length * self.program.extent(axis) // self.count[axis]
+                for axis, length in zip(tensor.axes, key[1], strict=True)
+            )
+        return self._elements[key]

@@ -70,17 +70,20 @@ class Interleaving:
 
     Each rank's list is cut into `halves * outer` equal runs: `outer` counts the ranks along
     slower dimensions whose tokens it already holds. For every run the n ranks follow each other,
-    forwards in the first half of a zigzag, backwards in the second.
+    forwards in the first half of a zigzag, backwards in the second. Tokens of a striped sequence
+    that stay next to each other are those of `inner` ranks.
 
     Attributes:
         n: ranks along the dimension.
         outer: runs of one half.
         halves: 2 under zigzag, else 1.
+        inner: under striped, ranks along faster dimensions whose tokens it already holds; else 1.
     """
 
     n: int
     outer: int
     halves: int
+    inner: int = 1
 
     def pieces(self) -> tuple[tuple[int, int], ...]:
         """(rank, run) of every piece, in global order."""
@@ -94,6 +97,8 @@ class Interleaving:
 
 def interleaving(order: Order, mesh: Mesh, dim: str, gathered: Iterable[str]) -> Interleaving:
     """How to join the sequences along `dim` when those along `gathered` are joined already."""
-    slower = order.dims[: order.dims.index(dim)]
-    outer = prod(mesh.extent(name) for name in slower if name in gathered)
-    return Interleaving(mesh.extent(dim), outer, order.halves)
+    at, gathered = order.dims.index(dim), tuple(gathered)
+    outer = prod(mesh.extent(name) for name in order.dims[:at] if name in gathered)
+    faster = prod(mesh.extent(name) for name in order.dims[at + 1 :] if name in gathered)
+    inner = faster if order.kind == "striped" else 1
+    return Interleaving(mesh.extent(dim), outer, order.halves, inner)

@@ -82,6 +82,13 @@ class Line:
         self.place = start
         return False
 
+    def ahead(self, *symbols: str) -> bool:
+        """Whether one of these symbols or words comes next; the cursor stays."""
+        start = self.place
+        found = any(self.take(symbol) for symbol in symbols)
+        self.place = start
+        return found
+
     def names(self, what: str) -> tuple[str, ...]:
         """A list of names, separated by commas, each once."""
         found = {self.name(what): None}

@@ -11,6 +11,7 @@ import keyword
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from mercurygen.errors import UserError, printable, shorten
@@ -43,25 +44,29 @@ class Dim:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mesh:
     """Named dimensions, outermost (slowest link) first."""
 
     dims: tuple[Dim, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of ranks."""
         return prod(dim.size for dim in self.dims)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the dimensions, outermost first."""
         return tuple(dim.name for dim in self.dims)
 
     def extent(self, name: str) -> int:
         """Number of ranks along a dimension."""
-        return next(dim.size for dim in self.dims if dim.name == name)
+        return self._extents[name]
+
+    @cached_property
+    def _extents(self) -> dict[str, int]:
+        return {dim.name: dim.size for dim in self.dims}
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
         """Those of the dimensions that are named, in mesh order."""

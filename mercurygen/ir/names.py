@@ -9,8 +9,12 @@ MODULE = frozenset(
     "torch dist inspect sys F Tensor DeviceMesh P2POp Placement Shard Iterable Iterator timedelta "
     "annotations bisect_left groupby crc32 MESH WORLD_SIZE PLACEMENTS make_mesh shard unshard "
     "positions pad_sequence shard_sequence unshard_sequence check_inputs mesh seq return_lse "
-    "tiles".split()
+    "tiles product prod Replicate".split()
 )
+
+# What a schedule says in the place of an axis.
+REPLICATED = "replicated"
+SCHEDULE = frozenset({REPLICATED})
 
 
 def reserved(name: str) -> str | None:
@@ -19,6 +23,8 @@ def reserved(name: str) -> str | None:
         return "is a builtin of Python, which emitted modules may call"
     if name in MODULE:
         return "is a name of emitted modules"
+    if name in SCHEDULE:
+        return "is a word of schedules that stands where names of axes do"
     if name.startswith("_"):
         return "starts with an underscore, as the private names of emitted modules do"
     return None

@@ -9,6 +9,7 @@ from mercurygen.errors import UserError, closest, shorten
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 MASKS = ("causal", "full")
+ATTENTION = ("attention", "attention_backward")  # whose problem is a `Problem`; others' are `Sizes`
 LARGEST = 2**40  # beyond any machine: what is larger is a slip
 
 

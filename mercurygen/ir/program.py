@@ -17,6 +17,7 @@ from mercurygen.ir.mesh import Mesh
 SEQUENCE = "S"  # in a schedule: the sequence axis of whichever tensor is meant
 
 CombineKind: TypeAlias = Literal["sum", "softmax", "user"]
+COMBINES: tuple[CombineKind, ...] = ("sum", "softmax", "user")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Axis:
     extent: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tensor:
     """A tensor of the operator.
 
@@ -47,14 +48,14 @@ class Tensor:
     pin: tuple[str | None, ...]
     reads: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """Every axis that the tensor carries, in the order of its dimensions."""
         return tuple(axis for dim in self.dims for axis in dim)
 
     def carries(self, axis: str) -> bool:
         """Whether some dimension of the tensor runs over the axis."""
-        return any(axis in dim for dim in self.dims)
+        return axis in self.axes
 
     def dimension(self, axis: str) -> int:
         """Which dimension runs over the axis."""
@@ -173,9 +174,13 @@ class Program:
         """Extent of an axis over all ranks of the group."""
         return self.extents[axis]
 
+    @cached_property
+    def _by_name(self) -> dict[str, Tensor]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
     def tensor(self, name: str) -> Tensor:
         """The tensor of this name."""
-        return next(t for t in self.tensors if t.name == name)
+        return self._by_name[name]
 
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -223,6 +228,13 @@ class Program:
             if tensor.name in stage.tensors and stage.dim == dim:
                 return stage.axis
         return None
+
+    def walks(self, tensor: Tensor, dim: str) -> bool:
+        """Whether a tensor comes by, or goes home, tile by tile along a dimension."""
+        return any(
+            stage.kind == "walk" and stage.dim == dim and tensor.name in stage.tensors
+            for stage in self.stages
+        )
 
     def sequence(self, tensor: Tensor) -> str | None:
         """The axis of the mask that a tensor carries: its sequence."""

@@ -2,8 +2,10 @@
 
 `parse(show(program)) == program`, and `show(parse(text)) == text` for formatted text, at every
 stage of a schedule. The words are the schedule's own. After what the operator, the problem and the
-mesh are, the lines stand in the order in which things happen: reshards of inputs, the nest
-(indented, outermost first) around the body, reshards of outputs.
+mesh are, the lines stand in the order in which things happen: the tile loops, reshards of inputs,
+the nest (indented, outermost first) around the body, reshards of outputs. What is not said is as in
+attention: a body without `reads` reads every input and derived tensor, an operator without a line
+`mask` has none.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from itertools import groupby
 
 from mercurygen.errors import Span, UserError
 from mercurygen.ir.lexer import Line
+from mercurygen.ir.names import REPLICATED
 from mercurygen.ir.program import SEQUENCE, Axis, BorderStep, Program, Tensor
 from mercurygen.ir.text_reader import MOVES, Reader
 
@@ -30,13 +33,18 @@ def show(program: Program) -> str:
         f"mesh {mesh}".rstrip(),
         f"dtype {program.dtype}",
         *(_show_axis(program, axis) for axis in program.axes),
-        f"mask {program.mask} over {_listed(program.mask_axes)}",
+        *_show_mask(program),
         *(_show_tensor(program, tensor) for tensor in program.tensors),
         *(f"together {_listed(group)}" for group in program.together),
+        *(f"combine {_listed(each.outputs)} by {each.kind}" for each in program.combines),
     ]
+    if program.loops:
+        lines.append(f"loops {_listed(program.loops)}")
     if program.order is not None:
         lines.append(f"order {SEQUENCE}: {program.order.kind}{_over(program.order.dims)}")
-    lines += [f"replicated {name}{_over(dims)}" for name, dims in _runs(program.replicated)]
+    lines += _show_replicated(program)
+    lines += [f"join {_listed(axes)}" for axes in program.joins]
+    lines += [f"tile {' * '.join(loop.axes)} by {loop.parts}" for loop in program.tiles]
     before, after = _around(program)
     lines += [*_show_border(before), *_show_nest(program), *_show_border(after)]
     return "\n".join(lines) + "\n"
@@ -50,14 +58,26 @@ def _over(dims: tuple[str, ...]) -> str:
     return f" over {_listed(dims)}" if dims else ""
 
 
+def _as(dtype: str | None) -> str:
+    return f" as {dtype}" if dtype is not None else ""
+
+
 def _show_axis(program: Program, axis: Axis) -> str:
     return f"axis {axis.name} = {axis.extent}{_over(program.parallel_dims(axis.name))}"
+
+
+def _show_mask(program: Program) -> Iterator[str]:
+    if program.mask_axes:
+        width = "" if program.window is None else f" {program.window}"
+        yield f"mask {program.mask}{width} over {_listed(program.mask_axes)}"
 
 
 def _show_tensor(program: Program, tensor: Tensor) -> str:
     words = [tensor.role, tensor.name, f"[{_listed(map(' * '.join, tensor.dims))}]"]
     if tensor.dtype != "inputs":
         words.append(tensor.dtype)
+    if tensor.role == "derived":
+        words += ["from", _listed(tensor.reads)]
     split: dict[str, list[str]] = {}
     for dim, axis in zip(program.mesh.names, tensor.pin, strict=True):
         if axis is not None:
@@ -68,16 +88,13 @@ def _show_tensor(program: Program, tensor: Tensor) -> str:
     return " ".join(words)
 
 
-def _runs(pairs: tuple[tuple[str, str], ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Adjacent pairs of one tensor as one line each, which names no dimension twice."""
-    for name, run in groupby(pairs, key=lambda pair: pair[0]):
-        dims: list[str] = []
-        for _, dim in run:
-            if dim in dims:
-                yield name, tuple(dims)
-                dims = []
-            dims.append(dim)
-        yield name, tuple(dims)
+def _show_replicated(program: Program) -> Iterator[str]:
+    """Adjacent pairs of one tensor, and of one dtype on the links, as one line each."""
+    asked = {(name, dim): dtype for name, dim, dtype in program.reduce_dtype}
+    pairs = ((name, asked.get((name, dim)), dim) for name, dim in program.replicated)
+    for (name, dtype), run in groupby(pairs, key=lambda pair: pair[:2]):
+        dims = tuple(dim for _, _, dim in run)
+        yield f"replicated {name}{_over(dims)}{_as(dtype)}"
 
 
 def _around(program: Program) -> tuple[tuple[BorderStep, ...], tuple[BorderStep, ...]]:
@@ -91,22 +108,27 @@ def _around(program: Program) -> tuple[tuple[BorderStep, ...], tuple[BorderStep,
 
 def _show_border(steps: tuple[BorderStep, ...]) -> Iterator[str]:
     for (source, target, dim), run in groupby(steps, key=lambda s: (s.source, s.target, s.dim)):
+        way = f"{source or REPLICATED} to {target or REPLICATED} along {dim}"
         names: list[str] = []
         for step in run:
             if step.tensor in names:
-                yield f"reshard {_listed(names)}: {source} to {target} along {dim}"
+                yield f"reshard {_listed(names)}: {way}"
                 names = []
             names.append(step.tensor)
-        yield f"reshard {_listed(names)}: {source} to {target} along {dim}"
+        yield f"reshard {_listed(names)}: {way}"
 
 
 def _show_nest(program: Program) -> Iterator[str]:
     indent = ""
     for stage in program.stages:
-        way = MOVES[stage.kind]
-        yield f"{indent}{stage.kind} {_listed(stage.tensors)}: {stage.axis} {way} {stage.dim}"
+        words = [f"{stage.kind} {_listed(stage.tensors)}: {stage.axis}", MOVES[stage.kind]]
+        words += [stage.dim, *stage.options]
+        yield indent + " ".join(words) + _as(stage.dtype)
         indent += "  "
-    yield f"{indent}body" + (f" with {program.kernel}" if program.kernel is not None else "")
+    whole = tuple(tensor.name for tensor in (*program.inputs, *program.derived))
+    reads = "" if program.body == whole else f" reads {_listed(program.body)}".rstrip()
+    kernel = f" with {program.kernel}" if program.kernel is not None else ""
+    yield f"{indent}body{reads}{kernel}"
 
 
 # --- parsing --------------------------------------------------------------------------------

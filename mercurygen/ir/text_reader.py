@@ -10,13 +10,25 @@ from mercurygen.errors import UserError, closest, shorten
 from mercurygen.ir.layout import ORDERS, Order
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Mesh, check_name
+from mercurygen.ir.names import REPLICATED
+from mercurygen.ir.options import read_options
 from mercurygen.ir.problem import DTYPES, LARGEST, MASKS
-from mercurygen.ir.program import SEQUENCE, Axis, BorderStep, Program, Stage, Tensor
+from mercurygen.ir.program import (
+    COMBINES,
+    SEQUENCE,
+    Axis,
+    BorderStep,
+    Combine,
+    Program,
+    Stage,
+    Tensor,
+    TileLoop,
+)
 
-MOVES = {"gather": "over", "walk": "along"}
+MOVES = {"gather": "over", "walk": "along", "scatter": "over"}
 TENSOR_DTYPES = ("accumulator", "integer")  # beside that of the inputs, which is not written
 LONGEST_NAME = 100  # of what the operator names
-LARGEST_MESH = 2**20  # ranks along a dimension
+LARGEST_MESH = 2**20  # ranks along a dimension; parts of a tile loop
 MOST_DIMS = 32
 
 T = TypeVar("T")
@@ -31,6 +43,7 @@ class Reader:
         self.axes: list[Axis] = []
         self.tensors: list[Tensor] = []
         self.parallel: list[str | None] = []
+        self.replicated: dict[tuple[str, str], str | None] = {}
 
     def program(self) -> Program:
         """All lines."""
@@ -39,14 +52,19 @@ class Reader:
         self.parallel = [None for _ in self.mesh.dims]
         dtype = self.one("dtype", lambda line: line.word(*DTYPES))
         self.many("axis", self.read_axis)
-        mask, mask_axes = self.one("mask", self.read_mask)
-        self.many("input", lambda line: self.read_tensor(line, "input"))
-        self.many("output", lambda line: self.read_tensor(line, "output"))
+        masks = self.many("mask", self.read_mask, most=1)
+        mask, window, mask_axes = masks[0] if masks else ("full", None, ())
+        for role in ("input", "derived", "output"):
+            self.many(role, lambda line, role=role: self.read_tensor(line, role))
         together = self.many("together", self.tensor_names)
+        combines = self.many("combine", self.read_combine)
+        loops = self.many("loops", self.axis_names, most=1)
         order = self.many("order", self.read_order, most=1)
-        replicated = self.many("replicated", self.read_replicated)
+        self.many("replicated", self.read_replicated)
+        joins = self.many("join", self.axis_names)
+        tiles = self.many("tile", self.read_tile)
         border = self.many("reshard", self.read_reshard)
-        stages, kernel = self.read_nest()
+        stages, (body, kernel) = self.read_nest()
         border += self.many("reshard", self.read_reshard)
         if self.next < len(self.lines):
             raise self.lines[self.next].error("syntax", "the line stands too late, or is unknown")
@@ -61,10 +79,17 @@ class Reader:
             together=tuple(together),
             order=order[0] if order else None,
             parallel=tuple(self.parallel),
-            replicated=tuple(pair for pairs in replicated for pair in pairs),
+            replicated=tuple(self.replicated),
             stages=stages,
             border=tuple(step for steps in border for step in steps),
             kernel=kernel,
+            combines=tuple(combines),
+            window=window,
+            loops=loops[0] if loops else (),
+            body=body,
+            joins=tuple(joins),
+            tiles=tuple(tiles),
+            reduce_dtype=tuple((*pair, x) for pair, x in self.replicated.items() if x is not None),
         )
 
     # --- lines --------------------------------------------------------------------------------
@@ -126,6 +151,22 @@ class Reader:
     def axis(self, line: Line) -> str:
         """An axis."""
         return self.single(line, "axis", (axis.name for axis in self.axes))
+
+    def axis_names(self, line: Line) -> tuple[str, ...]:
+        """A list of axes."""
+        return self.known(line, "axis", (axis.name for axis in self.axes))
+
+    def split_axis(self, line: Line) -> str | None:
+        """An axis, or None where all of a tensor is on every rank."""
+        return None if line.take(REPLICATED) else self.axis(line)
+
+    def reads(self, line: Line) -> tuple[str, ...]:
+        """A list of tensors that are no outputs."""
+        return self.known(line, "input", (t.name for t in self.tensors if t.role != "output"))
+
+    def dtype(self, line: Line) -> str | None:
+        """`as bfloat16`, or nothing."""
+        return line.word(*DTYPES) if line.take("as") else None
 
     def tensor_names(self, line: Line) -> tuple[str, ...]:
         """A list of tensors."""
@@ -191,16 +232,17 @@ class Reader:
         if line.take("over"):
             self.split(line, self.parallel, name)
 
-    def read_mask(self, line: Line) -> tuple[str, tuple[str, str]]:
-        """`mask causal over S_q, S_kv`."""
-        mask = line.word(*MASKS)
+    def read_mask(self, line: Line) -> tuple[str, int | None, tuple[str, ...]]:
+        """`mask causal over S_q, S_kv` or `mask window 128 over S_q, S_kv`."""
+        mask = line.word(*MASKS, "window")
+        width = self.size(line, "the width of the window", 1, LARGEST) if mask == "window" else None
         line.word("over")
         start = line.place
-        axes = self.known(line, "axis", (axis.name for axis in self.axes))
+        axes = self.axis_names(line)
         if len(axes) != 2:
             message = "a mask is over two axes: its rows and its columns"
             raise UserError("syntax", message, span=line.span(start))
-        return mask, (axes[0], axes[1])
+        return mask, width, axes
 
     def read_tensor(self, line: Line, role: str) -> None:
         """`input q [B, S_q, H * G, D] pinned S_q over node and H over gpu`."""
@@ -212,6 +254,10 @@ class Reader:
                 line.mark(",")
             dims.append(self.read_dim(line))
         dtype = next((word for word in TENSOR_DTYPES if line.take(word)), "inputs")
+        reads: tuple[str, ...] = ()
+        if role == "derived":
+            line.word("from")
+            reads = self.reads(line)
         pin: list[str | None] = [None for _ in self.mesh.dims]
         more = line.take("pinned")
         while more:
@@ -219,7 +265,7 @@ class Reader:
             line.word("over")
             self.split(line, pin, axis)
             more = line.take("and")
-        self.tensors.append(Tensor(name, role, tuple(dims), dtype, tuple(pin)))
+        self.tensors.append(Tensor(name, role, tuple(dims), dtype, tuple(pin), reads))
 
     def read_dim(self, line: Line) -> tuple[str, ...]:
         """`H * G`."""
@@ -235,6 +281,18 @@ class Reader:
             found.append(name)
         return tuple(found)
 
+    def read_combine(self, line: Line) -> Combine:
+        """`combine out, lse by softmax`."""
+        outputs = self.known(line, "output", (t.name for t in self.tensors if t.role == "output"))
+        line.word("by")
+        return Combine(outputs, line.word(*COMBINES))
+
+    def read_tile(self, line: Line) -> TileLoop:
+        """`tile H * G by 4`."""
+        axes = self.read_dim(line)
+        line.word("by")
+        return TileLoop(axes, self.size(line, "the number of parts", 2, LARGEST_MESH))
+
     def read_order(self, line: Line) -> Order:
         """`order S: zigzag over node, gpu`."""
         line.word(SEQUENCE)
@@ -242,25 +300,31 @@ class Reader:
         kind = line.word(*ORDERS)
         return Order(kind, self.dims(line) if line.take("over") else ())
 
-    def read_replicated(self, line: Line) -> list[tuple[str, str]]:
-        """`replicated k over gpu`."""
+    def read_replicated(self, line: Line) -> None:
+        """`replicated k over gpu`, of an output perhaps `as bfloat16`."""
         name = self.single(line, "tensor", (tensor.name for tensor in self.tensors))
         line.word("over")
-        return [(name, dim) for dim in self.known(line, "mesh dimension", self.mesh.names)]
+        start = line.place
+        dims = self.known(line, "mesh dimension", self.mesh.names)
+        for dim in dims:
+            if (name, dim) in self.replicated:
+                message = f"{name} is replicated over {dim} already"
+                raise UserError("named-twice", message, span=line.span(start))
+        self.replicated |= dict.fromkeys(((name, dim) for dim in dims), self.dtype(line))
 
     def read_reshard(self, line: Line) -> list[BorderStep]:
-        """`reshard k, v: S_kv to H along gpu`."""
+        """`reshard k, v: S_kv to H along gpu`; all of it is `replicated`."""
         names = self.tensor_names(line)
         line.mark(":")
-        source = self.axis(line)
+        source = self.split_axis(line)
         line.word("to")
-        target = self.axis(line)
+        target = self.split_axis(line)
         line.word("along")
         dim = self.dim(line)
         return [BorderStep(name, source, target, dim) for name in names]
 
-    def read_nest(self) -> tuple[tuple[Stage, ...], str | None]:
-        """`walk k, v: S_kv along node` and `gather …`, then `body with aten`."""
+    def read_nest(self) -> tuple[tuple[Stage, ...], tuple[tuple[str, ...], str | None]]:
+        """`walk k, v: S_kv along node`, `gather …` and `scatter …`, then `body with aten`."""
         stages: list[Stage] = []
         while True:
             count = len(stages)
@@ -270,21 +334,26 @@ class Reader:
                 return tuple(stages), self.one("body", self.read_body)
 
     def read_stage(self, line: Line, kind: str) -> Stage:
-        """What follows `walk` or `gather`."""
+        """What follows `walk`, `gather` or `scatter`."""
         names = self.tensor_names(line)
         line.mark(":")
         axis = self.axis(line)
         line.word(MOVES[kind])
-        return Stage(names, kind, axis, self.dim(line))
+        dim = self.dim(line)
+        options = read_options(line) if kind == "walk" else ()
+        return Stage(names, kind, axis, dim, options, self.dtype(line))
 
-    def read_body(self, line: Line) -> str | None:
-        """What follows `body`."""
+    def read_body(self, line: Line) -> tuple[tuple[str, ...], str | None]:
+        """What follows `body`: what it reads, if not everything, and its kernel."""
+        body = tuple(tensor.name for tensor in self.tensors if tensor.role != "output")
+        if line.take("reads"):
+            body = () if line.done() or line.ahead("with") else self.reads(line)
         if not line.take("with"):
-            return None
+            return body, None
         start = line.place
         name = line.name("a kernel")
         try:
             check_name(name, "kernel")
         except UserError as error:
             raise error.at(line.span(start)) from None
-        return name
+        return body, name

@@ -33,9 +33,10 @@ class Border(Nest):
         found = [self.split_by(tensor, now)]
         for step in steps:
             if isinstance(step, Swap):
-                now[step.dim] = step.split
+                now[step.dim] = program.named_axis(tensor, step.split)
             else:
-                now[step.dim] = None if step.gathers else step.axis
+                axis = program.named_axis(tensor, step.axis)
+                now[step.dim] = None if step.gathers else axis
             found.append(self.split_by(tensor, now))
         return found
 
@@ -66,26 +67,33 @@ class Border(Nest):
         """Start to exchange parts: of an all-to-all one for every rank, packed."""
         name = x.tensor.name
         if isinstance(step, Spread):
+            x = self.dense(x)  # as torch's kernel leaves a result it may be strided
             live = self.empty(f"{name} from {step.dim}", x.live.nbytes * step.join.n)
             received = x._replace(live=live)
             return Flight(self.collective("all-gather", step.dim, x, received), received, step)
-        part = self.part.get(step.split, (0, 1))
+        split = self.program.named_axis(x.tensor, step.split)
+        part = self.part.get(split, (0, 1))
         size = self.nbytes(x) // part[1]
         parts = x._replace(live=self.empty(f"{name} in parts", size))
-        self.events.append(Pack(x.live.number, parts.live.number, step.split, step.deal, part))
+        self.events.append(Pack(x.live.number, parts.live.number, split, step.deal, part))
         received = x._replace(live=self.empty(f"{name} from {step.dim}", size))
         return Flight(self.collective("all-to-all", step.dim, parts, received), received, step)
 
+    def joined_axis(self, received: Tile, step: Step) -> str:
+        """The axis along which parts join."""
+        name = step.gathered if isinstance(step, Swap) else step.axis
+        return self.program.named_axis(received.tensor, name)
+
     def joined(self, received: Tile, step: Step, region: Region) -> Tile:
         """What arrived, in global order."""
-        axis = step.gathered if isinstance(step, Swap) else step.axis
+        axis = self.joined_axis(received, step)
         live = self.empty(f"{received.tensor.name} resharded", received.live.nbytes)
         self.events.append(Unpack(received.live.number, live.number, axis, step.join))
         return received._replace(live=live, region=region)
 
     def joined_into(self, received: Tile, step: Step, whole: Tile) -> None:
         """What arrived of a part, in its place in the whole."""
-        axis = step.gathered if isinstance(step, Swap) else step.axis
+        axis = self.joined_axis(received, step)
         part = self.part.get(axis, (0, 1))
         numbers = received.live.number, whole.live.number
         self.events.append(Unpack(*numbers, axis, step.join, part))

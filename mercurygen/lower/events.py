@@ -124,17 +124,18 @@ class Unpack:
 
     Attributes:
         source: with one part after the other.
-        target: the buffer; of a part only, what it has elsewhere stays.
+        target: the buffer.
         axis: along which they join.
         join: how the ranks' parts interleave along it.
-        part: (i, n): they are the i-th of n equal runs of every rank's part.
+        part: (i, n): the target is larger; they are the i-th of n equal runs of every rank's part
+            of it along `axis`, and what it has elsewhere stays. None: they are all of it.
     """
 
     source: int
     target: int
     axis: str
     join: Interleaving
-    part: tuple[int, int] = (0, 1)
+    part: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +242,19 @@ class Derive:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """The body comes to the next tile; nothing happens yet.
+
+    Attributes:
+        owner: coordinates of the tile's owner along what is walked.
+        part: of the tile loops, (axis, which part, of how many).
+    """
+
+    owner: tuple[tuple[str, int], ...]
+    part: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fill:
     """Outputs become what merges to nothing: zeros, and -inf."""
 
@@ -278,6 +292,7 @@ Event = (
     | Weigh
     | Unweigh
     | Derive
+    | Turn
     | Fill
     | Cast
     | Return

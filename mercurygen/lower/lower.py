@@ -8,8 +8,10 @@ from itertools import product
 from mercurygen.errors import Refusal
 from mercurygen.ir.atoms import Atoms
 from mercurygen.ir.layout import Interleaving, interleaving
-from mercurygen.ir.program import BorderStep, Program, Stage, Tensor
+from mercurygen.ir.program import SEQUENCE, BorderStep, Program, Stage, Tensor
 from mercurygen.lower.plan import Gather, Loop, Nest, Plan, Reduce, Spread, Swap, Walk
+from mercurygen.lower.recorder import NotARun
+from mercurygen.lower.trace import trace
 from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, visible
 
 
@@ -29,7 +31,42 @@ def lower(program: Program) -> Plan | Refusal:
         return Refusal("mask-not-cuttable", lambda: (words, "use another order, or kernel"))
     if isinstance(begin, Refusal):
         return begin
-    return replace(plan, nest=replace(nest, begin=begin))
+    plan = replace(plan, nest=replace(nest, begin=begin))
+    return _misaligned(plan) or plan
+
+
+def _cut_by_walks(plan: Plan) -> bool:
+    """Whether something that does not come by is cut to the tiles that do."""
+    return any(
+        tensor.carries(loop.axis) and tensor.name not in loop.tensors
+        for loop in plan.nest.loops
+        if loop.walks
+        for tensor in plan.program.read
+    )
+
+
+def _misaligned(plan: Plan) -> Refusal | None:
+    """Refuse a plan that needs parts of tiles that do not lie in one piece.
+
+    Where nothing is cut there are none. Rank 0 shows them: under zigzag its tokens are the
+    farthest apart, and in the other orders all ranks' lie alike.
+    """
+    cuts = any(isinstance(step, Spread) and not step.gathers for step in plan.before)
+    moving = any(loop.outputs for loop in plan.nest.loops)
+    if not (cuts or plan.tiles or moving or _come_by(plan) or _cut_by_walks(plan)):
+        return None
+    try:
+        trace(plan, 0)
+    except NotARun as fault:
+        axis = str(fault)
+        return Refusal(
+            "tiles-do-not-align",
+            lambda: (
+                f"what a rank works on along {axis} does not lie in one piece in what it holds",
+                "`order S: contiguous`, or bring what carries it in the same tiles",
+            ),
+        )
+    return None
 
 
 # --- border ---------------------------------------------------------------------------------
@@ -54,14 +91,16 @@ def _step(program: Program, step: BorderStep, optional: bool) -> Swap | Spread:
     def join(axis: str) -> Interleaving:
         return _join(program, tensor, axis, step)
 
-    if step.source is None:
-        axis = step.target
-        return Spread((step.tensor,), step.dim, axis, join(axis), False, optional)
-    if step.target is None:
-        axis = step.source
-        return Spread((step.tensor,), step.dim, axis, join(axis), True, optional)
+    def called(axis: str) -> str:  # tensors of both sequences share a step
+        return SEQUENCE if axis in program.mask_axes else axis
+
     source, target = step.source, step.target
-    return Swap((step.tensor,), step.dim, source, target, join(source), join(target), optional)
+    if source is None or target is None:
+        axis = source or target
+        gathers = target is None
+        return Spread((step.tensor,), step.dim, called(axis), join(axis), gathers, optional)
+    names, joins = (called(source), called(target)), (join(source), join(target))
+    return Swap((step.tensor,), step.dim, *names, *joins, optional)
 
 
 def _join(program: Program, tensor: Tensor, axis: str, step: BorderStep) -> Interleaving:
@@ -128,7 +167,8 @@ def _open(loops: list[Loop], stage: Stage) -> int | None:
     """
     for at in reversed(range(len(loops))):
         loop = loops[at]
-        if loop.tensors == stage.tensors and not loop.outputs and not loop.partner:
+        goes_on = stage.kind == "gather" or not loop.outputs
+        if loop.tensors == stage.tensors and goes_on and not loop.partner:
             others = loops if not loop.walks else loops[at + 1 :]
             apart = stage.kind == "walk" and any(each.walks for each in others)
             return None if apart else at
@@ -220,11 +260,13 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
         for combine in program.combines:
             first = program.tensor(combine.outputs[0])
             scatter = _scatter(program, first.name, dim)
-            held = {d for d in program.mesh.names if scatter and _local(program, scatter, d)}
             if scatter is not None:
                 order = Atoms(program).order(first, scatter.axis)
-                done = {r.dim for r in found if first.name in r.tensors}
-                whole = [d for d in order.dims if d not in done | held]
+                scattered = {d for d in order.dims if _scatter(program, first.name, d)}
+                left = scattered - {r.dim for r in found if first.name in r.tensors}
+                whole = [
+                    d for d in order.dims if d in left or program.stored(first, d) != scatter.axis
+                ]
                 join = interleaving(order, program.mesh, dim, whole)
                 found.append(_reduce(program, combine, dim, scatter.axis, join, scatter.dtype))
             elif (first.name, dim) in program.replicated:
@@ -232,11 +274,6 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
                 dtype = lower_to.get((first.name, dim))
                 found.append(_reduce(program, combine, dim, None, None, dtype))
     return tuple(found)
-
-
-def _local(program: Program, scatter: Stage, dim: str) -> bool:
-    """Whether every rank along a dimension works out its own part of what is scattered."""
-    return program.parallel_axis(dim) == scatter.axis
 
 
 def _scatter(program: Program, name: str, dim: str) -> Stage | None:
@@ -266,8 +303,9 @@ def _begin(plan: Plan) -> str | Refusal:
     )
     if not program.mask_axes:
         return "empty" if walks or partly else "only"
+    # most blocks of a tile; whether a first tile is one block, of all cells of the results
     trimmed = _trimmed_beside(loops)
-    worst, alike = 0, True  # most blocks of a tile; whether a first tile is one block of all rows
+    worst, alike = 0, not _come_by(plan)
     for rows, cols, first in _tiles(plan):
         blocks = visible(plan.atoms.domain, program.kernel, rows, cols)
         worst = max(worst, len(blocks))
@@ -281,8 +319,21 @@ def _begin(plan: Plan) -> str | Refusal:
         return "empty"
     if not moving:
         return "first" if walks else "only"
-    trims = moving == 1 and all(loop.home != "relayed" for loop in loops)
-    return "only" if not walks and (program.mask == "full" or (trims and worst <= 1)) else "empty"
+    last = max(i for i, loop in enumerate(loops) if loop.outputs)
+    if any(loop.walks for loop in loops[last:] if not loop.outputs):
+        return "empty"  # what goes home is merged from several tiles
+    trims = not walks and moving == 1 and all(loop.home != "relayed" for loop in loops)
+    return "only" if program.mask == "full" or (trims and worst <= 1) else "empty"
+
+
+def _come_by(plan: Plan) -> bool:
+    """Whether results that stay are of more than one tile: an output carries what is walked."""
+    return any(
+        tensor.carries(loop.axis)
+        for loop in plan.nest.loops
+        if loop.walks and not loop.outputs
+        for tensor in plan.program.outputs
+    )
 
 
 def _trimmed_beside(loops: tuple[Loop, ...]) -> tuple[str, str] | None:

@@ -17,11 +17,12 @@ from mercurygen.lower.events import (
     Merge,
     Operand,
     Pack,
+    Turn,
     Unweigh,
     Weigh,
 )
-from mercurygen.lower.plan import Loop, Reduce
-from mercurygen.lower.recorder import Limits, Tile, Tiles, Works, cuts_of
+from mercurygen.lower.plan import Loop, Reduce, Walk
+from mercurygen.lower.recorder import Limits, NotARun, Tile, Tiles, Works, cuts_of
 from mercurygen.lower.sizes import ATEN, scratch_bytes, share_bytes, with_block
 from mercurygen.lower.visible import Block, visible
 from mercurygen.lower.walks import Owners, Walks
@@ -35,6 +36,8 @@ class Nest(Walks):
     def nest(self, tensors: Named) -> Named:
         """All loops and reductions."""
         results = self.scope(self.plan.nest.loops, tensors)
+        if self.plan.nest.reduces:
+            results = self.widen(results)
         for reduce in self.plan.nest.reduces:
             results = self.reduce(results, reduce)
         return self.narrow(results)
@@ -52,24 +55,23 @@ class Nest(Walks):
         walks = tuple(loop for loop in plain if loop.walks)
         if not walks and not rest:
             return self.once(tensors)
-        begin = "empty" if rest else self.plan.nest.begin
         items = self.items(walks, tensors)
-        if begin == "first":
+        owner, tiles = {}, tensors
+        if rest:
             owner, tiles = next(items)
+            results = self.scope(rest, tiles)
+        elif self.plan.nest.begin == "first":
+            owner, tiles = next(items)
+            self.turn(owner)
             results = self.widen(self.share(tiles))
         else:
-            outer = self.limits
-            for loop in rest:  # what comes home from them is of our tile
-                if loop.outputs:
-                    dim = loop.walks[-1].dim
-                    self.limits = self.limits | self.limited(loop, {dim: self.place[dim]})
             results = self.nothing()
-            self.limits = outer
-        for owner, tiles in items:  # noqa: B007 - the names of the module's loop
+        for owner, tiles in items:
             if rest:
                 self.merge(self.scope(rest, tiles), results)
-            else:
-                self.merge_blocks(tiles, results)
+                continue
+            self.turn(owner)
+            self.merge_blocks(tiles, results)
         return results
 
     def items(self, walks: tuple[Loop, ...], tensors: Named) -> Iterator[tuple[Owners, Named]]:
@@ -80,13 +82,20 @@ class Nest(Walks):
         loop, inner = walks[0], walks[1:]
         names = loop.tensors + (loop.partner[0] if loop.partner else ())
         for owner, tiles in self.coming(loop, tuple(tensors[name] for name in names)):
-            if any(not all(x.region) for x in tiles):
-                continue  # nothing of the tile is read here
+            if any(not all(x.region) for x in tiles):  # nothing of the tile is read here
+                self.turn(owner)
+                continue
             for deeper, found in self.items(inner, {**tensors, **named(tiles)}):
                 yield {**owner, **deeper}, found
 
+    def turn(self, owner: Owners) -> None:
+        """The body comes to the tile of an owner."""
+        part = tuple((axis, *at) for axis, at in self.part.items())
+        self.events.append(Turn(tuple({**self.owner, **owner}.items()), part))
+
     def once(self, tensors: Named) -> Named:
         """The results of tiles that are all there is."""
+        self.turn({})
         if self.plan.nest.begin == "empty":
             results = self.nothing()
             self.merge_blocks(tensors, results)
@@ -110,7 +119,7 @@ class Nest(Walks):
         return self.travelling(loop, rest, steps, tensors)
 
     def owners(self, loop: Loop) -> Iterator[tuple[Owners, Tiles]]:
-        """Whose tile is worked on at each step, if no input comes by: relayed ones end with ours."""
+        """Whose tile is worked on at each step, if no input comes by; relayed ones end here."""
         walk = loop.walks[-1]
         size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
         back = 1 if walk.reverse else -1
@@ -144,43 +153,39 @@ class Nest(Walks):
         """
         walk = loop.walks[-1]
         size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
-        back = 1 if walk.reverse else -1
-        results: Named | None = None
-        flight: tuple[Works, Named] | None = None
-        for step, (owner, tiles) in enumerate(steps):
-            part = self.part_results(loop, rest, owner, {**tensors, **named(tiles)})
-            if results is None:
-                results = self.widen(part)
-                continue
-            if flight is not None:
-                self.land(flight, results)
-                flight = None
-            if part is not None:
-                stays = {name: x for name, x in part.items() if name not in loop.outputs}
-                self.merge(stays, results)
-                part = {name: x for name, x in part.items() if name in loop.outputs}
-                stays = None
-            peer = (me - back * step) % size
-            outgoing = self.outgoing(part)
-            part = None
+        shares = self.shares(loop, rest, steps, tensors)
+        owner, share = next(shares)
+        results = self.widen(share)
+        share = None
+        works, arriving = Works((), ()), {}
+        for owner, share in shares:
+            self.wait(works)
+            self.merge(arriving, results)
+            works, arriving = Works((), ()), {}  # what is merged is freed
+            leaving: Tiles = ()
+            if share is not None:
+                self.merge({n: x for n, x in share.items() if n not in loop.outputs}, results)
+                leaving = self.outgoing({n: share[n] for n in loop.outputs})
+            share = None
+            peer = (2 * me - owner[walk.dim]) % size  # where our tile is
             arriving = self.incoming(loop, {walk.dim: peer})
-            works = self.batch(
-                walk.dim,
-                [(owner[walk.dim], x) for x in outgoing],
-                [(peer, x) for x in arriving.values()],
-            )
-            flight = (works, arriving)
-            outgoing = ()
-        if flight is not None:
-            self.land(flight, results)
+            sends, recvs = ((owner[walk.dim], leaving), (peer, arriving.values()))
+            works = self.batch(walk.dim, *([(to, x) for x in xs] for to, xs in (sends, recvs)))
+            leaving = sends = recvs = ()
+        self.wait(works)
+        self.merge(arriving, results)
         return results
 
-    def land(self, flight: tuple[Works, Named], results: Named) -> None:
-        """Wait for others' results for our tile, and merge them."""
-        works, arriving = flight
-        self.wait(works)
-        if arriving:
-            self.merge(arriving, results)
+    def shares(
+        self,
+        loop: Loop,
+        rest: tuple[Loop, ...],
+        steps: Iterator[tuple[Owners, Tiles]],
+        tensors: Named,
+    ) -> Iterator[tuple[Owners, Named | None]]:
+        """Whose tile comes by at each step, and the results for it."""
+        for owner, tiles in steps:
+            yield owner, self.part_results(loop, rest, owner, {**tensors, **named(tiles)})
 
     def part_results(
         self, loop: Loop, rest: tuple[Loop, ...], owner: Owners, tensors: Named
@@ -191,8 +196,10 @@ class Nest(Walks):
         self.owner = {**self.owner, **owner}
         try:
             if any(not all(x.region) for x in tensors.values()):
+                self.turn({})
                 return None
             if not rest and self.plan.nest.begin == "only" and self.program.mask_axes:
+                self.turn({})
                 return self.share(tensors) if self.blocks(tensors) else None
             return self.scope(rest, tensors) if rest else self.once(tensors)
         finally:
@@ -252,40 +259,49 @@ class Nest(Walks):
         What stays here (outputs that do not move) is merged over all steps.
         """
         walk = loop.walks[-1]
-        size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
-        on = -1 if walk.reverse else 1
-        staying: Named | None = None
-        arriving: Named = {}
-        works = Works((), ())
-        hops = size if loop.tensors else size - 1
-        for step, (owner, tiles) in enumerate(steps):
-            part = self.part_results(loop, rest, owner, {**tensors, **named(tiles)})
-            if part is None:
-                part = self.within(loop, owner)
-            stays = {name: x for name, x in part.items() if name not in loop.outputs}
-            moves = {name: x for name, x in part.items() if name in loop.outputs}
-            if staying is None:
-                staying = stays
-            elif stays:
+        shares = self.shares(loop, rest, steps, tensors)
+        owner, share = next(shares)
+        staying, moves = self.divided(loop, owner, share)
+        share = None
+        arriving = self.next_sums(loop, owner, walk.dim, moves)
+        if loop.tensors:
+            works = self.hand_on(walk, moves, arriving)
+            for owner, share in shares:
+                stays, moves = self.divided(loop, owner, share)
+                share = None
                 self.merge(stays, staying)
-            part = stays = None
-            moves = self.widen(moves)
-            if step:
                 self.wait(works)
                 self.merge(arriving, moves)
-                arriving, works = {}, Works((), ())
-            if step < hops:
-                arriving = self.next_sums(loop, owner, walk.dim, moves)
-                sends = [((me + on) % size, x) for x in moves.values()]
-                recvs = [((me - on) % size, x) for x in arriving.values()]
-                works = self.batch(walk.dim, sends, recvs)
-            if step < hops:
-                moves = {}
-        if hops == size:
+                arriving = self.next_sums(loop, owner, walk.dim, moves, arriving)
+                works = self.hand_on(walk, moves, arriving)
             self.wait(works)
             moves = arriving
-        results = {**(staying or {}), **moves}
+        else:
+            for _ in range(self.mesh.extent(walk.dim) - 1):
+                works = self.hand_on(walk, moves, arriving)
+                owner, share = next(shares)
+                stays, moves = self.divided(loop, owner, share)
+                share = None
+                self.merge(stays, staying)
+                self.wait(works)
+                self.merge(arriving, moves)
+                arriving = self.next_sums(loop, owner, walk.dim, moves, arriving)
+        results = {**staying, **moves}
         return {t.name: results[t.name] for t in self.program.outputs if t.name in results}
+
+    def divided(self, loop: Loop, owner: Owners, share: Named | None) -> tuple[Named, Named]:
+        """Of the results for a tile those that stay here, and those that move on, dense."""
+        if share is None:
+            share = self.within(loop, owner)
+        moves = self.outgoing({n: share[n] for n in loop.outputs})
+        return {n: x for n, x in share.items() if n not in loop.outputs}, named(moves)
+
+    def hand_on(self, walk: Walk, moves: Named, arriving: Named) -> Works:
+        """Start sending sums to the next rank and receiving the previous rank's."""
+        size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
+        on = -1 if walk.reverse else 1
+        sends = [((me + on) % size, x) for x in moves.values()]
+        return self.batch(walk.dim, sends, [((me - on) % size, x) for x in arriving.values()])
 
     def within(self, loop: Loop, owner: Owners) -> Named:
         """Empty results for a tile that nothing here is merged into."""
@@ -296,21 +312,22 @@ class Nest(Walks):
         finally:
             self.limits = outer
 
-    def next_sums(self, loop: Loop, owner: Owners, dim: str, moves: Named) -> Named:
-        """Buffers for the sums of the tile that comes next."""
+    def next_sums(
+        self, loop: Loop, owner: Owners, dim: str, moves: Named, into: Named | None = None
+    ) -> Named:
+        """Buffers for the sums of the tile that comes next: the ones before, if there are any."""
         size = self.mesh.extent(dim)
         back = 1 if loop.walks[-1].reverse else -1
         following = {dim: (owner[dim] + back) % size}
         mine = self.limits | self.limited(loop, following)
-        return {
-            name: self.tile(
-                f"{name} arriving along {dim}",
-                x.tensor,
-                self.result_region(x.tensor, mine),
-                x.dtype,
-            )
-            for name, x in moves.items()
-        }
+        found = {}
+        for name, x in moves.items():
+            region = self.result_region(x.tensor, mine)
+            if into is None:
+                found[name] = self.tile(f"{name} arriving along {dim}", x.tensor, region, x.dtype)
+            else:
+                found[name] = into[name]._replace(region=region)
+        return found
 
     # --- results ------------------------------------------------------------------------------
 
@@ -549,6 +566,12 @@ def _aligned(operands: tuple, limits: tuple) -> tuple[tuple, tuple[Cuts, ...]]:
                 common[axis] = tuple(a for a in held if a in set(atoms))
             else:
                 common[axis] = tuple(a for a in atoms if a in set(held))
+    held = {
+        axis: atoms for axes, region in operands for axis, atoms in zip(axes, region, strict=True)
+    }
+    for axis, atoms in common.items():
+        if not atoms and held.get(axis):
+            raise NotARun(axis)  # one is of other tiles than another
     cuts = tuple(
         cuts_of(axes, region, tuple(common[axis] for axis in axes)) for axes, region in operands
     )

@@ -26,8 +26,8 @@ class Swap:
     Attributes:
         tensors: in the order in which they go, one collective each.
         dim: the mesh dimension.
-        gathered: the axis whose parts join, one from each rank.
-        split: the axis that is cut, one part to each rank.
+        gathered: the axis whose parts join, one from each rank; S: the tensor's sequence.
+        split: the axis that is cut, one part to each rank; or S.
         join: how the ranks' parts of `gathered` interleave in global order.
         deal: how those of `split` do.
         optional: only if the caller asks for it.
@@ -50,7 +50,7 @@ class Spread:
     Attributes:
         tensors: in the order in which they go.
         dim: the mesh dimension.
-        axis: that is cut, or whose parts join.
+        axis: that is cut, or whose parts join; S: the tensor's sequence.
         join: how the ranks' parts interleave.
         gathers: whether parts are gathered.
     """
@@ -109,7 +109,7 @@ class Loop:
     Attributes:
         tensors: that come by; none: only outputs move.
         axis: along which they are stored split.
-        stages: outermost first. Of a loop whose outputs move, the last is its only walk.
+        stages: outermost first. A loop whose outputs move has one walk.
         outputs: whose partial results for a tile go to its owner.
         home: how: they travel with the tiles, or go straight to the owner.
         partner: of a skewed loop, the tensors and the axis that come along `skew` in step.

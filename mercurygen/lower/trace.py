@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import product
 
+from mercurygen.ir.atoms import Region
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.border import Border, Flight, Step
 from mercurygen.lower.events import Cut, Derive, Return, Trace
@@ -189,9 +190,9 @@ class _Player(Border):
         """Start what brings a part of one tensor: ("here", tile) or what `finish_tensor` ends."""
         steps, gathers = self.steps_of(x.tensor), self.leading(x.tensor)
         path = self.path(x.tensor, steps)
-        x = self.without_others(x, steps)
+        x = self.without(x, steps)
         for index, (step, region) in enumerate(zip(steps, path[1:], strict=True)):
-            region = self.of_part(x.tensor, region)
+            region = self.cut_but(x.tensor, region, steps[index + 1 :])
             moves = isinstance(step, Swap) or step.gathers
             if moves and index + 1 == len(steps) and not gathers:
                 return "border", self.start(x, step), region
@@ -203,22 +204,25 @@ class _Player(Border):
                 held = self.parts((x,), stage)
                 return "gather", self.start_of(loop, x, held, stage), (loop, depth, x, held, stage)
             (x,) = self.gather(loop, depth, (x,), stage)
-        if any(x.tensor.name in loop.tensors for loop in self.plan.nest.loops if loop.walks):
+        walked = any(x.tensor.name in loop.tensors for loop in self.plan.nest.loops if loop.walks)
+        if walked and not steps:  # a reshard has cut it already
             x = self.dense(x, self.of_part(x.tensor, x.region))
         return "here", x, None
 
-    def without_others(self, x: Tile, steps: tuple[Step, ...]) -> Tile:
-        """A dense copy of a part along the tiled axes that no reshard deals."""
-        dealt = {step.split for step in steps if isinstance(step, Swap)}
-        others = [a for a in x.tensor.axes if a in self.part and a not in dealt]
-        if not steps or not others:
-            return x
-        part = self.of_part(x.tensor, x.region)
-        region = tuple(
-            cut if axis in others else whole
-            for axis, cut, whole in zip(x.tensor.axes, part, x.region, strict=True)
+    def cut_but(self, tensor: Tensor, region: Region, steps: tuple[Step, ...]) -> Region:
+        """The part that is going on, whole along the axes that some reshards are yet to deal."""
+        names = (step.split if isinstance(step, Swap) else step.axis for step in steps)
+        dealt = {self.program.named_axis(tensor, name) for name in names}
+        part = self.of_part(tensor, region)
+        return tuple(
+            whole if axis in dealt else cut
+            for axis, cut, whole in zip(tensor.axes, part, region, strict=True)
         )
-        return self.dense(x, region)
+
+    def without(self, x: Tile, steps: tuple[Step, ...]) -> Tile:
+        """A dense copy of a part along the tiled axes that no reshard deals."""
+        region = self.cut_but(x.tensor, x.region, steps)
+        return self.dense(x, region) if steps and region != x.region else x
 
     def cut_part(self, x: Tile, stage: Gather) -> Tile:
         """A part of what is stored, dense; of a broadcast, what the root has of it."""

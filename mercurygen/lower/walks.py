@@ -1,114 +1,18 @@
-"""How tiles come by: rings, rings inside rings, straight from their owners, and gathers.
+"""How tiles come by: rings, rings inside rings, skewed pairs of rings, and gathers.
 
 The functions are those of an emitted module, statement for statement.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from itertools import product
-
-from mercurygen.ir.atoms import Region
-from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Unpack
-from mercurygen.lower.plan import Gather, Loop, Plan, Stages, Walk, walk_levels
-from mercurygen.lower.recorder import Limits, Recorder, Tiles, Works
-
-Owners = dict[str, int]
-Coming = Iterator[tuple[Owners, Tiles]]
+from mercurygen.lower.plan import Gather, Loop, Walk, walk_levels
+from mercurygen.lower.recorder import Tiles, Works
+from mercurygen.lower.rings import Coming, Owners, Rings
 
 
-class Walks(Recorder):
-    """One rank's tiles.
-
-    Attributes:
-        part: per axis of the tile loops, which of how many parts is going on.
-        limits: per axis what is worked on, where that is less than all that the rank works on.
-        owner: whose tile is here, in the loops whose results go home.
-        led: whether the gathers outside every walk are done already.
-    """
-
-    def __init__(self, plan: Plan, rank: int) -> None:
-        super().__init__(plan, rank)
-        self.part: dict[str, tuple[int, int]] = {}
-        self.limits: Limits = {}
-        self.owner: Owners = {}
-        self.led = False
-
-    def tile_region(
-        self, loop: Loop, tensor: Tensor, owner: Owners, depth: int, reader: Owners
-    ) -> Region:
-        """What a rank has of an owner's tile, after so many stages of a loop.
-
-        Args:
-            loop: the loop.
-            tensor: of the loop.
-            owner: coordinates along the walks so far.
-            depth: stages that the tile has been through.
-            reader: coordinate of the rank.
-        """
-        stages, first = self.brought(loop, tensor)
-        done = stages[: first + depth]
-        whole = {s.dim for s in done if isinstance(s, Gather)}
-        split: dict[str, list[str]] = {}
-        for dim in self.mesh.names:
-            axis = self.program.stored(tensor, dim)
-            if axis is not None and dim not in whole:
-                split.setdefault(axis, []).append(dim)
-        walked = {s.dim for s in done if isinstance(s, Walk)}  # elsewhere it is the rank's own
-        outer = {dim: i for dim, i in self.owner.items() if dim in walked}
-        place = {**reader, **outer, **owner}
-        region = self.of_part(tensor, self.atoms.region(tensor, place, split))
-        for index, stage in enumerate(done):
-            if isinstance(stage, Walk) and stage.direct and place[stage.dim] != reader[stage.dim]:
-                inner = [s.dim for s in stages[index + 1 :] if isinstance(s, Walk)]
-                region = self.read_of(loop.axis, tensor, region, reader, inner)
-        return region
-
-    def brought(self, loop: Loop, tensor: Tensor) -> tuple[Stages, int]:
-        """All stages of a tensor, outermost first, and where those of a loop begin."""
-        stages: Stages = ()
-        first = 0
-        for each in self.plan.nest.loops:
-            if each is loop:
-                first = len(stages)
-            if each is loop or tensor.name in each.tensors:
-                stages = (*stages, *each.stages)
-        return stages, first
-
-    def of_part(self, tensor: Tensor, region: Region) -> Region:
-        """The part of the tile loops that is going on, of a region that ranks work on."""
-        if not self.part:
-            return region
-        found = []
-        for axis, atoms in zip(tensor.axes, region, strict=True):
-            index, parts = self.part.get(axis, (0, 1))
-            size = len(atoms) // parts
-            found.append(atoms[index * size : (index + 1) * size])
-        return tuple(found)
-
-    def read_of(
-        self, axis: str, tensor: Tensor, region: Region, reader: Owners, inner: list[str]
-    ) -> Region:
-        """The run of a tile that a rank reads, or those that differ from it along inner walks."""
-        if axis not in self.program.mask_axes:
-            return region
-        rows, columns = self.program.mask_axes
-        other = columns if axis == rows else rows
-        index = tensor.axes.index(axis)
-        atoms, domain = region[index], self.atoms.domain
-        read = set()
-        for place in product(*(range(self.mesh.extent(dim)) for dim in inner)):
-            there = {**reader, **dict(zip(inner, place, strict=True))}
-            theirs = self.atoms.iterations(other, there)
-            for i, atom in enumerate(atoms):
-                if any(domain.live(*((atom, x) if axis == rows else (x, atom))) for x in theirs):
-                    read.add(i)
-        run = atoms[min(read) : max(read) + 1] if read else ()
-        return (*region[:index], run, *region[index + 1 :])
-
-    # --- loops --------------------------------------------------------------------------------
+class Walks(Rings):
+    """One rank's tiles, through all stages of a loop."""
 
     def lead(self, loop: Loop, tiles: Tiles) -> Tiles:
         """The gathers outside every walk."""
@@ -125,15 +29,11 @@ class Walks(Recorder):
             return self.nested(loop, tiles)
         walk, gathers = levels[0]
         depth = len(loop.leading)
-        return self.gathered(loop, depth + 1, self.ring(loop, depth, tiles, None, {}), gathers, {})
+        ring = self.ring(loop, depth, tiles, None, {})
+        return self.gathered(loop, depth + 1, ring, gathers, {})
 
     def gathered(
-        self,
-        loop: Loop,
-        depth: int,
-        walk: Coming,
-        gathers: tuple[Gather, ...],
-        outer: Owners,
+        self, loop: Loop, depth: int, walk: Coming, gathers: tuple[Gather, ...], outer: Owners
     ) -> Coming:
         """A walk with every tile gathered over some dimensions."""
         for index, stage in enumerate(gathers):
@@ -170,163 +70,6 @@ class Walks(Recorder):
                 yield {**owner, **part}, tile
             else:
                 yield from self.level(loop, deeper, spares, held, tile, {**owner, **part})
-
-    def spare(self, walk: Walk, tiles: Tiles, longer: int) -> list[Tiles]:
-        """Sets of receive buffers for a ring, used in turn; no more than there are transfers."""
-        size = self.mesh.extent(walk.dim)
-        if walk.both:
-            count = min(4, size - 1)
-        elif walk.direct:
-            count = min(walk.ahead + 1, size - 1)
-        else:
-            count = min(max(walk.ahead, 1) + 1, size - 1)
-        return [
-            tuple(
-                x._replace(
-                    live=self.empty(
-                        f"{x.tensor.name} arriving along {walk.dim}", x.live.nbytes * longer
-                    )
-                )
-                for x in tiles
-            )
-            for _ in range(count)
-        ]
-
-    # --- one ring -----------------------------------------------------------------------------
-
-    def ring(
-        self, loop: Loop, depth: int, tiles: Tiles, spare: list[Tiles] | None, outer: Owners
-    ) -> Coming:
-        """Yield (owner, tiles) for every rank, ours first; the next arrive while one is used."""
-        walk = loop.stages[depth]
-        if walk.both:
-            return self.both_ways(loop, depth, tiles, spare, outer)
-        return self.one_way(loop, depth, tiles, spare, outer)
-
-    def one_way(
-        self, loop: Loop, depth: int, tiles: Tiles, spare: list[Tiles] | None, outer: Owners
-    ) -> Coming:
-        """The ring, relayed or direct."""
-        walk = loop.stages[depth]
-        size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
-        back = 1 if walk.reverse else -1
-        spare = self.spare(walk, tiles, 1) if spare is None else spare
-        own = newest = tiles
-        flights: deque[tuple[Works, Tiles]] = deque()
-        started = 0
-        for step in range(size):
-            while started < min(step + walk.ahead, size - 1):
-                started += 1
-                if flights and not walk.direct:  # what is to be passed on must be here
-                    newest = self.landed(flights, -1)
-                arriving = self.expected(loop, depth, started, spare, outer)
-                if walk.direct:
-                    works = self.direct(loop, depth, own, arriving, started, outer)
-                else:
-                    works = self.shift(newest, arriving, walk)
-                flights.append((works, arriving))
-            yield {walk.dim: (me + back * step) % size}, tiles
-            if step < size - 1:
-                if not walk.ahead:
-                    started += 1
-                    arriving = self.expected(loop, depth, started, spare, outer)
-                    if walk.direct:
-                        works = self.direct(loop, depth, own, arriving, started, outer)
-                    else:
-                        works = self.shift(tiles, arriving, walk)
-                    flights.append((works, arriving))
-                tiles = self.landed(flights, 0)
-                flights.popleft()
-                if not flights:
-                    newest = tiles
-
-    def landed(self, flights: deque[tuple[Works, Tiles]], index: int) -> Tiles:
-        """Wait for a flight, once, and return what it brings."""
-        works, tiles = flights[index]
-        self.wait(works)
-        flights[index] = (Works((), ()), tiles)
-        return tiles
-
-    def expected(
-        self, loop: Loop, depth: int, step: int, spare: list[Tiles], outer: Owners
-    ) -> Tiles:
-        """Where the tile of a step arrives, and what of it."""
-        walk = loop.stages[depth]
-        size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
-        back = 1 if walk.reverse else -1
-        owner = {**outer, walk.dim: (me + back * step) % size}
-        into = spare[(step - 1) % len(spare)]
-        return tuple(
-            x._replace(region=self.tile_region(loop, x.tensor, owner, depth + 1, self.place))
-            for x in into
-        )
-
-    def shift(self, tiles: Tiles, into: Tiles, walk: Walk, reverse: bool = False) -> Works:
-        """Start sending tiles to the next rank of the ring and receiving the previous rank's."""
-        size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
-        on = -1 if walk.reverse or reverse else 1
-        sends = [((me + on) % size, x) for x in tiles if self.nbytes(x)]
-        recvs = [((me - on) % size, x) for x in into if self.nbytes(x)]
-        return self.batch(walk.dim, sends, recvs)
-
-    def direct(
-        self, loop: Loop, depth: int, own: Tiles, into: Tiles, step: int, outer: Owners
-    ) -> Works:
-        """Start a step of a direct ring: what is read of a tile comes from its owner."""
-        walk = loop.stages[depth]
-        size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
-        back = 1 if walk.reverse else -1
-        reader = {**self.place, walk.dim: (me - back * step) % size}
-        owner = {**outer, walk.dim: me}
-        sends = []
-        for x in own:
-            region = self.tile_region(loop, x.tensor, owner, depth + 1, reader)
-            if self.plan.region_bytes(x.tensor, region, x.dtype):
-                sends.append((reader[walk.dim], self.dense(x, region)))
-        recvs = [((me + back * step) % size, x) for x in into if self.nbytes(x)]
-        return self.batch(walk.dim, sends, recvs)
-
-    def both_ways(
-        self, loop: Loop, depth: int, tiles: Tiles, spare: list[Tiles] | None, outer: Owners
-    ) -> Coming:
-        """Ours first, then at step t the tiles of r - t and of r + t, passed on either way."""
-        walk = loop.stages[depth]
-        size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
-        spare = self.spare(walk, tiles, 1) if spare is None else spare
-        forth = back = tiles
-        count = 0
-        yield_now: list[tuple[int, Tiles]] = [(me, tiles)]
-        forward = size // 2  # the ceil of (size - 1) / 2
-        for step in range(forward + 1):
-            works, arriving = [], []
-            if step < forward:
-                into = self.arriving(loop, depth, spare[count % len(spare)], me - step - 1, outer)
-                works.append(self.shift(forth, into, walk))
-                arriving.append(((me - step - 1) % size, into))
-                count += 1
-            if step < (size - 1) // 2:
-                into = self.arriving(loop, depth, spare[count % len(spare)], me + step + 1, outer)
-                works.append(self.shift(back, into, walk, reverse=True))
-                arriving.append(((me + step + 1) % size, into))
-                count += 1
-            for owner, tile in yield_now:
-                yield {walk.dim: owner}, tile
-            for each in works:
-                self.wait(each)
-            yield_now = arriving
-            if arriving:
-                forth = arriving[0][1]
-            if len(arriving) > 1:
-                back = arriving[1][1]
-
-    def arriving(self, loop: Loop, depth: int, into: Tiles, owner: int, outer: Owners) -> Tiles:
-        """Receive buffers as the tile of an owner."""
-        walk = loop.stages[depth]
-        place = {**outer, walk.dim: owner % self.mesh.extent(walk.dim)}
-        return tuple(
-            x._replace(region=self.tile_region(loop, x.tensor, place, depth + 1, self.place))
-            for x in into
-        )
 
     def skewed(self, loop: Loop, tiles: Tiles) -> Coming:
         """Cannon: both operands' tiles are ahead by the other dimension's coordinate."""
@@ -391,14 +134,14 @@ class Walks(Recorder):
         owner, tiles = next(walk)
         parts = self.parts(tiles, stage)
         works = self.start_gather(loop, tiles, parts, stage)
-        now = {**outer, **owner}
-        gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, now)
+        whose = {**outer, **owner}
+        gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, whose)
         for following, tiles in walk:  # noqa: B020 - as in the module: the name is bound anew
             works = self.start_gather(loop, tiles, parts, stage)
             yield owner, gathered
             owner = following
-            now = {**outer, **owner}
-            gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, now)
+            whose = {**outer, **owner}
+            gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, whose)
         yield owner, gathered
 
     def parts(self, tiles: Tiles, stage: Gather) -> Tiles:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mercurygen.errors import Refusal, Span, UserError
+from mercurygen.errors import Refusal, Span, UserError, closest, shorten
 from mercurygen.ir.mesh import Mesh, cover
 from mercurygen.ir.operator import Combine as OperatorCombine
 from mercurygen.ir.operator import Operator
@@ -21,9 +21,11 @@ def start(operator: Operator, problem: Problem | Sizes, mesh: Mesh) -> Program:
     """The operator on a mesh, nothing distributed yet.
 
     Raises:
-        UserError: `operator-not-bound`.
+        UserError: `operator-not-bound`, `unknown-axis`, `operator-without-mask`.
     """
     extents = problem.axes
+    if isinstance(problem, Sizes):
+        _refuse_unused(operator, problem)
     unbound = [axis.name for axis in operator.axes if axis.name not in extents]
     if unbound:
         raise UserError(
@@ -50,6 +52,21 @@ def start(operator: Operator, problem: Problem | Sizes, mesh: Mesh) -> Program:
         loops=operator.loop_axes,
         body=operator.body_reads,
     )
+
+
+def _refuse_unused(operator: Operator, problem: Sizes) -> None:
+    """Extents of axes that the operator does not have, a mask of one that has none."""
+    known = [axis.name for axis in operator.axes]
+    for name in problem.axes:
+        if name not in known:
+            message = f"{operator.name} has no axis {shorten(name)!r}"
+            raise UserError("unknown-axis", message, help=closest(name, known))
+    if operator.mask is None and problem.mask != "full":
+        raise UserError(
+            "operator-without-mask",
+            f"{operator.name} has no mask: the problem's {problem.mask} one would do nothing",
+            help="leave it out",
+        )
 
 
 def _combines(operator: Operator) -> Iterator[OperatorCombine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -11,6 +12,8 @@ from mercurygen.ir.atoms import Atoms
 from mercurygen.ir.layout import Order
 from mercurygen.ir.problem import divisors, nearest_multiples
 from mercurygen.ir.program import BorderStep, Program, Tensor
+from mercurygen.schedule.directives import Reshard
+from mercurygen.schedule.rules.tile import MOST_PARTS
 from mercurygen.schedule.stories import Fault, fault_of_stories
 
 SETTLED = tuple[Program, None] | tuple[None, Fault]
@@ -21,7 +24,7 @@ ATEN_OPERATORS = ("attention",)
 def complete(program: Program) -> SETTLED:
     """The program with its order and border settled, or why it is not legal."""
     program = _with_default_pins(program)
-    fault = fault_of_stories(program)
+    fault = _fault_of_derived(program) or fault_of_stories(program)
     if fault:
         return None, fault
     split = sequence_dims(program)
@@ -65,6 +68,21 @@ def _with_derived_pins(program: Program) -> Program:
         return replace(tensor, pin=pin)
 
     return replace(program, tensors=tuple(map(pinned, program.tensors)))
+
+
+def _fault_of_derived(program: Program) -> Fault | None:
+    """A derived tensor is made where all that it is made of lies alike, in whole rows of it."""
+    for tensor in program.derived:
+        for name in tensor.reads:
+            pin = program.tensor(name).pin
+            if pin != tensor.pin:
+                explain = (
+                    f"{tensor.name} is made of {', '.join(tensor.reads)} where their rows lie, but "
+                    f"{name} is pinned otherwise",
+                    f"pin {', '.join(tensor.reads)} alike, along axes that {tensor.name} carries",
+                )
+                return Fault(Refusal("derived-pins", lambda e=explain: e), "pin", name)
+    return None
 
 
 def sequence_dims(program: Program) -> tuple[str, ...]:
@@ -124,22 +142,20 @@ def _fault_of_tiles(program: Program) -> Fault | None:
             size % parts[axis] for axis, size in zip(loop.axes, seen, strict=True)
         ):
             name = "_".join(loop.axes)
-            legal = divisors(prod(seen))
+            legal = ", ".join(str(parts) for parts in _equal_parts(seen) if parts > 1) or "none"
             return Fault(
                 Refusal(
                     "tile-parts",
-                    lambda name=name, loop=loop, legal=legal: (
+                    lambda name=name, loop=loop, legal=legal, seen=seen: (
                         f"{name} has {prod(seen)} on a rank, which is not {loop.parts} equal parts",
-                        f"it has the divisors {legal}",
+                        f"legal: {legal}",
                     ),
                 ),
                 "tile",
                 loop.axes[0],
             )
         for axis in loop.axes:
-            fault = _fault_of_sequence_tile(program, axis)
-            if fault is None and parts[axis] > 1:
-                fault = _fault_of_dealt_tile(program, axis)
+            fault = _fault_of_sequence_tile(program, axis) or _fault_of_pinned_tile(program, axis)
             if fault:
                 return fault
     for axis in program.axes:
@@ -158,6 +174,15 @@ def _fault_of_tiles(program: Program) -> Fault | None:
                 axis.name,
             )
     return None
+
+
+def _equal_parts(seen: list[int]) -> list[int]:
+    """In how many equal parts joined axes fall: of the first, or of all of it and of the rest."""
+    first, *rest = seen
+    found = [n for n in range(1, min(first, MOST_PARTS) + 1) if first % n == 0]
+    if rest and first <= MOST_PARTS:
+        found += [first * n for n in _equal_parts(rest) if 1 < n <= MOST_PARTS // first]
+    return found
 
 
 def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
@@ -185,19 +210,31 @@ def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
     return None
 
 
-def _fault_of_dealt_tile(program: Program, axis: str) -> Fault | None:
-    """A part that one reshard deals is no run of what a second one, of the same tensor, sends."""
-    steps: dict[str, list[BorderStep]] = {}
-    for step in needed_border(program):
-        steps.setdefault(step.tensor, []).append(step)
-    for name, each in steps.items():
-        if len(each) > 1 and any(axis in (step.source, step.target) for step in each):
+def _fault_of_pinned_tile(program: Program, axis: str) -> Fault | None:
+    """A tiled axis that the caller holds split, and the nest does not: its parts lie elsewhere.
+
+    Or one that is dealt, or joined, in more than one reshard: its parts are no runs between them.
+    """
+    border = needed_border(program)
+    for tensor in (*program.read, *program.outputs):
+        steps = [step for step in border if step.tensor == tensor.name]
+        moved = [step for step in steps if axis in (step.source, step.target)]
+        if len(moved) > 1 or (moved and tensor.role == "output" and moved[0] != steps[-1]):
             explain = (
-                f"{name} is resharded along {each[0].dim} and {each[1].dim}, and {axis} dealt "
-                "there: its parts would be no runs",
-                f"do not tile {axis}, or split it over one dimension",
+                f"{tensor.name} is resharded in {len(steps)} steps, between which its parts of "
+                f"{axis} are no runs",
+                f"tile another axis, or split {axis} over the outermost dimension only",
             )
-            return Fault(Refusal("tile-of-resharded", lambda e=explain: e), "tile", axis)
+            return Fault(Refusal("tile-of-moved", lambda e=explain: e), "tile", axis)
+        for dim in program.mesh.names:
+            if program.pinned(tensor, dim) == axis != program.stored(tensor, dim):
+                explain = (
+                    f"{tensor.name} is pinned {axis} over {dim}, but worked on otherwise: the "
+                    f"parts of {axis} are not those that ranks hold",
+                    f"tile another axis, or `parallelize {axis} over {dim}`",
+                )
+                rival = ("pin", tensor.name)
+                return Fault(Refusal("tile-of-moved", lambda e=explain: e), "tile", axis, rival)
     return None
 
 
@@ -261,8 +298,9 @@ def _settle_border(program: Program) -> SETTLED:
     needed = needed_border(program)
     if not program.border:
         return replace(program, border=needed), None
-    if sorted(map(_key, program.border)) != sorted(map(_key, needed)):
-        lines = ", ".join(f"{s.tensor}: {s.source} to {s.target} along {s.dim}" for s in needed)
+    if Counter(program.border) != Counter(needed):
+        steps = (Reshard((s.tensor,), s.source, s.target, s.dim) for s in needed)
+        lines = ", ".join(str(step).removeprefix("reshard ") for step in steps)
         refusal = Refusal(
             "reshard-wrong",
             lambda: (
@@ -281,10 +319,6 @@ def _settle_border(program: Program) -> SETTLED:
         )
         return None, Fault(refusal, "reshard")
     return program, None
-
-
-def _key(step: BorderStep) -> tuple:
-    return (step.tensor, step.dim, step.source, step.target)
 
 
 def needed_border(program: Program) -> tuple[BorderStep, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from mercurygen.errors import UserError, closest, shorten
 from mercurygen.ir.layout import ORDERS
 from mercurygen.ir.lexer import Line
+from mercurygen.ir.names import REPLICATED
+from mercurygen.ir.options import read_options
 from mercurygen.ir.problem import DTYPES
 from mercurygen.schedule.directives import (
     Along,
@@ -21,8 +23,6 @@ from mercurygen.schedule.directives import (
     Shift,
     Tile,
 )
-
-SHIFT_OPTIONS = ("direct", "both", "reverse", "skewed", "prefetch")
 
 
 def parse_directive(line: Line) -> Directive:
@@ -57,7 +57,7 @@ def _parse_order(line: Line) -> OrderTokens:
 def _parse_pin(line: Line) -> Pin:
     tensors = line.names("tensor")
     line.mark(":")
-    if line.take("replicated"):
+    if line.take(REPLICATED):
         return Pin(tensors, None, ())
     axis = line.name("an axis, or `replicated`")
     line.word("over")
@@ -67,11 +67,15 @@ def _parse_pin(line: Line) -> Pin:
 def _parse_reshard(line: Line) -> Reshard:
     tensors = line.names("tensor")
     line.mark(":")
-    source = line.name("an axis")
+    source = _parse_split(line)
     line.word("to")
-    target = line.name("an axis")
+    target = _parse_split(line)
     line.word("along")
     return Reshard(tensors, source, target, line.name("a mesh dimension"))
+
+
+def _parse_split(line: Line) -> str | None:
+    return None if line.take(REPLICATED) else line.name("an axis, or `replicated`")
 
 
 def _parse_parallelize(line: Line) -> Parallelize:
@@ -113,13 +117,7 @@ def _parse_shift(line: Line) -> Shift:
 
 def _parse_along(line: Line) -> Along:
     dim = line.name("a mesh dimension")
-    options = []
-    while not line.done() and not line.text[line.place :].lstrip().startswith((",", "as ")):
-        option = line.word(*SHIFT_OPTIONS)
-        if option == "prefetch":
-            option = f"prefetch {line.number_('a number of tiles')}"
-        options.append(option)
-    return Along(dim, tuple(sorted(set(options))))
+    return Along(dim, read_options(line))
 
 
 def _parse_tile(line: Line) -> Tile:

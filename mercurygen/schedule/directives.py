@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mercurygen.ir.names import REPLICATED
+
 
 def listed(names: tuple[str, ...]) -> str:
     """Names as a schedule lists them."""
@@ -44,21 +46,25 @@ class Pin:
             object.__setattr__(self, "dims", ())
 
     def __str__(self) -> str:
-        where = f"{self.axis} over {listed(self.dims)}" if self.axis else "replicated"
+        where = f"{self.axis} over {listed(self.dims)}" if self.axis else REPLICATED
         return f"pin {listed(self.tensors)}: {where}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """`reshard q, k, v: S to H along gpu`: one collective at the border."""
+    """`reshard q, k, v: S to H along gpu`: one collective at the border.
+
+    From or to None, which is written `replicated`: every rank along `dim` has all of it.
+    """
 
     tensors: tuple[str, ...]
-    source: str
-    target: str
+    source: str | None
+    target: str | None
     dim: str
 
     def __str__(self) -> str:
-        return f"reshard {listed(self.tensors)}: {self.source} to {self.target} along {self.dim}"
+        source, target = (axis or REPLICATED for axis in (self.source, self.target))
+        return f"reshard {listed(self.tensors)}: {source} to {target} along {self.dim}"
 
 
 @dataclass(frozen=True, slots=True)

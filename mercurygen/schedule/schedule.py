@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mercurygen.ir.mesh import Link, Mesh
-from mercurygen.ir.problem import Problem
+from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.directives import Directive
 
 
@@ -40,7 +40,7 @@ class Schedule:
     """
 
     operator: str
-    problem: Problem
+    problem: Problem | Sizes
     target: Target
     group: tuple[int, ...]
     tp: int
@@ -57,6 +57,6 @@ class Schedule:
         )
 
     @property
-    def local_problem(self) -> Problem:
+    def local_problem(self) -> Problem | Sizes:
         """The problem of this group: the heads that tensor parallelism leaves it."""
         return self.problem.split_heads(self.tp)

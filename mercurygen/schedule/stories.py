@@ -40,7 +40,7 @@ def fault_of_stories(program: Program) -> Fault | None:
     return next(
         (
             fault
-            for check in (_walks, _skewed, _outputs, _scattered, _loops, _unread)
+            for check in (_walks, _skewed, _outputs, _loops, _unread)
             for fault in check(program)
         ),
         None,
@@ -161,7 +161,7 @@ def _output_walks(program: Program) -> list[Stage]:
 
 
 def _walks(program: Program) -> Iterator[Fault]:
-    """Walks that do not go together: one axis twice, one dimension in two ways, an outer run cut."""
+    """Walks that do not go together: one axis twice, or one dimension in two ways."""
     walks = _input_walks(program)
     for index, one in enumerate(walks):
         for other in walks[:index]:
@@ -271,6 +271,15 @@ def _outputs(program: Program) -> Iterator[Fault]:
                     "leave the option out",
                 )
                 yield _pair(Refusal("options-clash", lambda e=explain: e), stage, with_it)
+            yield from _trimmed_home(program, with_it, walks)
+        if all(s.dim != stage.dim for s in walks):
+            for other in (s for s in walks if s.axis == stage.axis):
+                explain = (
+                    f"{', '.join(stage.tensors)} go home by {stage.axis} along {stage.dim}, but "
+                    f"its tiles come by along {other.dim}",
+                    f"shift {', '.join(other.tensors)} along {stage.dim} too, or gather them",
+                )
+                yield _pair(Refusal("two-shifts-one-axis", lambda e=explain: e), stage, other)
         for other in homes[:index]:
             if other.dim == stage.dim and (other.axis, other.options) != (
                 stage.axis,
@@ -281,54 +290,18 @@ def _outputs(program: Program) -> Iterator[Fault]:
                     "use one axis and the same options",
                 )
                 yield _pair(Refusal("shifts-disagree", lambda e=explain: e), stage, other)
-        yield from _alone(program, stage)
-        yield from _home_of_all(program, stage)
 
 
-def _alone(program: Program, stage: Stage) -> Iterator[Fault]:
-    """Rows of a mask go home with the tile that they are of: the mask leaves others of others."""
-    if stage.axis not in program.mask_axes:
-        return
-    if not any(walk.dim == stage.dim for walk in _input_walks(program)):
+def _trimmed_home(program: Program, walk: Stage, walks: list[Stage]) -> Iterator[Fault]:
+    """Results that follow a trimmed walk, with another walk around it or inside."""
+    other = next((s for s in walks if s.dim != walk.dim), None)
+    if "direct" in walk.options and program.mask != "full" and other is not None:
         explain = (
-            f"{', '.join(stage.tensors)} go home along {stage.dim}, but nothing comes by there",
-            f"shift what carries {stage.axis} along {stage.dim} too, or write `shard`",
+            f"{', '.join(walk.tensors)} come along {walk.dim} directly, each rank what it reads, "
+            f"and results follow, while {', '.join(other.tensors)} come along {other.dim}",
+            f"leave `direct` out along {walk.dim}",
         )
-        word, place = _word(stage), stage.dim
-        yield Fault(Refusal("home-alone", lambda: explain), word, place)
-
-
-def _scattered(program: Program) -> Iterator[Fault]:
-    """Results of tiles that come by are of one tile: they go home, or stay, but do not scatter."""
-    for stage in program.stages:
-        if stage.kind != "scatter":
-            continue
-        for walk in (w for w in _input_walks(program) if w.axis == stage.axis):
-            explain = (
-                f"{', '.join(stage.tensors)} are scattered by {stage.axis} over {stage.dim}, but "
-                f"{', '.join(walk.tensors)} come by by {walk.axis} along {walk.dim}",
-                f"`shift` both along {walk.axis}, or `shard` both",
-            )
-            yield _pair(Refusal("scatter-of-walked", lambda e=explain: e), stage, walk)
-
-
-def _home_of_all(program: Program, stage: Stage) -> Iterator[Fault]:
-    """Results that go home need all their partial results there, or reduced after."""
-    outer = program.stages.index(stage)
-    for name in stage.tensors:
-        tensor = program.tensor(name)
-        for dim in program.mesh.names:
-            axis = program.parallel_axis(dim)
-            if dim == stage.dim or axis is None or tensor.carries(axis):
-                continue
-            kinds = [s for s in program.stages if s.dim == dim and name in s.tensors]
-            if kinds and kinds[0].kind == "scatter" and kinds[0].axis == stage.axis:
-                explain = (
-                    f"{name} is both scattered over {dim} and sent home along {stage.dim} by "
-                    f"{stage.axis}",
-                    f"write `shift` for both, or `shard` for both: line {outer + 1}",
-                )
-                yield _pair(Refusal("home-and-scatter", lambda e=explain: e), stage, kinds[0])
+        yield _pair(Refusal("home-of-trimmed", lambda: explain), walk, other)
 
 
 # --- tile loops -----------------------------------------------------------------------------------
@@ -341,6 +314,7 @@ def _loops(program: Program) -> Iterator[Fault]:
         for axis in loop.axes:
             yield from _tiled_stages(program, axis, loop)
             carried = [t for t in program.outputs if t.carries(axis)]
+            yield from _partly_complete(program, axis, carried)
             if carried and inner:
                 explain = (
                     f"{', '.join(t.name for t in carried)} would be complete only after the loop "
@@ -351,13 +325,20 @@ def _loops(program: Program) -> Iterator[Fault]:
                     Refusal("reorder-breaks", lambda e=explain: e),
                     "tile",
                     axis,
-                    ("reorder" if _reordered(program) else "tile", inner[-1]),
+                    ("tile", inner[-1]),
                 )
         inner += [axis for axis in loop.axes if not all(t.carries(axis) for t in program.outputs)]
 
 
-def _reordered(program: Program) -> bool:
-    return len(program.tiles) > 1
+def _partly_complete(program: Program, axis: str, carried: list[Tensor]) -> Iterator[Fault]:
+    """An axis of some outputs only: these are complete after each part, the others at the end."""
+    others = [t.name for t in program.outputs if t not in carried]
+    if carried and others:
+        explain = (
+            f"after a part of {axis} {carried[0].name} is complete, but {', '.join(others)} not",
+            "tile an axis that all outputs carry, or none",
+        )
+        yield Fault(Refusal("tile-of-some", lambda: explain), "tile", axis)
 
 
 def _tiled_stages(program: Program, axis: str, loop) -> Iterator[Fault]:

@@ -7,13 +7,14 @@ from somebody else is data: every name in it is checked before anything is made 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 
 from mercurygen.errors import Span, UserError, closest, printable, shorten
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Link, Mesh, check_name
-from mercurygen.ir.problem import DTYPES, MASKS, SIZES, Problem
+from mercurygen.ir.problem import ATTENTION, DTYPES, MASKS, SIZES, Problem, Sizes
 from mercurygen.schedule.directive_text import parse_directive
 from mercurygen.schedule.schedule import Schedule, Target
 
@@ -59,12 +60,24 @@ def header_lines(schedule: Schedule) -> list[str]:
     ]
 
 
-def show_problem(problem: Problem) -> str:
-    """Sizes, dtype and mask on one line; the value head size only where it differs."""
+def show_problem(problem: Problem | Sizes) -> str:
+    """Sizes, dtype and mask on one line; not what is as usual (no mask, the value head size)."""
+    if isinstance(problem, Sizes):
+        return " ".join([*_assigned(problem.extents), problem.dtype, *_show_mask(problem)])
     same = problem.v_head_dim == problem.head_dim
     names = [name for name in SIZES if name != "v_head_dim" or not same]
-    sizes = [f"{name}={getattr(problem, name)}" for name in names]
+    sizes = _assigned((name, getattr(problem, name)) for name in names)
     return " ".join([*sizes, problem.dtype, problem.mask])
+
+
+def _assigned(sizes: Iterable[tuple[str, int]]) -> list[str]:
+    return [f"{name}={size}" for name, size in sizes]
+
+
+def _show_mask(problem: Sizes) -> list[str]:
+    if problem.mask == "window":
+        return [f"window={problem.window}"]
+    return [] if problem.mask == "full" else [problem.mask]
 
 
 def show_levels(levels: tuple[Link, ...]) -> str:
@@ -154,7 +167,7 @@ def _parse_header(lines: list[Line], file: str) -> tuple:
                 "a schedule begins with " + ", ".join(HEADER),
             )
     operator = _parse_operator(lines[0])
-    problem = _parse_problem(lines[1])
+    problem = (_parse_problem if operator in ATTENTION else _parse_extents)(lines[1])
     target = _parse_target(lines[2])
     group = _parse_group(lines[3], target)
     tp = lines[4].number_("the number of tensor-parallel ranks")
@@ -200,6 +213,38 @@ def _parse_problem(line: Line) -> Problem:
     values.setdefault("v_head_dim", values["head_dim"])
     try:
         return Problem(**values)
+    except UserError as error:
+        raise error.at(line.span()) from None
+
+
+def _parse_extents(line: Line) -> Sizes:
+    """`M=1024 N=1024 float32`, and `causal` or `window=128` where the operator has a mask.
+
+    Which axes there are, and whether it has a mask, shows when the operator is loaded.
+    """
+    extents: dict[str, int] = {}
+    while not line.done():
+        start = line.place
+        name = line.name("an axis or a dtype")
+        if name in DTYPES and not line.ahead("="):
+            return _parse_mask_of_sizes(line, extents, name)
+        line.mark("=")
+        if name in extents:
+            raise UserError("named-twice", f"{name} is given twice", span=line.span(start))
+        extents[name] = line.number_(f"the extent of {name}")
+    raise line.error("header-incomplete", "the problem lacks a dtype", ", ".join(DTYPES))
+
+
+def _parse_mask_of_sizes(line: Line, extents: dict[str, int], dtype: str) -> Sizes:
+    mask, window = "full", None
+    if not line.done():
+        mask = line.word(*MASKS, "window")
+    if mask == "window":
+        line.mark("=")
+        window = line.number_("the width of the window")
+    line.end()
+    try:
+        return Sizes(tuple(extents.items()), dtype, mask, window)
     except UserError as error:
         raise error.at(line.span()) from None
 

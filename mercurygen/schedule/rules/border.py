@@ -25,7 +25,7 @@ def refuse(program: Program, d: Reshard) -> Refusal | None:
     for name in d.tensors:
         tensor = program.tensor(name)
         for axis in (d.source, d.target):
-            if program.named_axis(tensor, axis) is None:
+            if axis is not None and program.named_axis(tensor, axis) is None:
                 return Refusal(
                     "reshard-axis",
                     lambda name=name, axis=axis: (f"{name} carries no axis {axis}", None),
@@ -40,6 +40,8 @@ def rewrite(program: Program, d: Reshard) -> Program:
     steps = []
     for name in d.tensors:
         tensor = program.tensor(name)
-        source, target = (program.named_axis(tensor, axis) for axis in (d.source, d.target))
+        source, target = (
+            axis and program.named_axis(tensor, axis) for axis in (d.source, d.target)
+        )
         steps.append(BorderStep(name, source, target, d.dim))
     return replace(program, border=(*program.border, *steps))

@@ -1,0 +1,72 @@
+"""How a module's layout helpers are tried: what each must give, by the pins and the order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mercurygen.check.tensors import held_by_caller
+from mercurygen.lower.plan import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A call of a helper on one rank.
+
+    Attributes:
+        name: of the helper.
+        what: it is called with, for people.
+        args: before the mesh.
+        expected: its result.
+        options: by name.
+    """
+
+    name: str
+    what: str
+    args: tuple[Any, ...]
+    expected: Tensor
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def uses(plan: Plan, rank: int, whole: Mapping[str, Tensor]) -> Iterator[Use]:
+    """Every helper, on every tensor, and on tokens.
+
+    Args:
+        plan: with the sizes of `whole`.
+        rank: which one.
+        whole: all inputs and outputs of the operator by name.
+    """
+    for tensor in plan.program.tensors:
+        name, x = tensor.name, whole[tensor.name]
+        part = held_by_caller(plan, tensor, rank, x)
+        if not set(plan.program.mask_axes) & set(tensor.dims[-1]):
+            part, x = part[..., :1], x[..., :1]  # a head size is never cut: one is enough
+        part = part.transpose(1, 2).contiguous().transpose(1, 2)  # a view, as kernels return
+        yield Use("shard", name, (name, x), part)
+        yield Use("unshard", name, (name, part), x)
+    every, mine = _tokens(plan, rank)
+    yield Use("positions", "the sequence", (len(every),), mine)
+    for name, x, expected in (("shard", every, mine), ("unshard", mine, every)):
+        yield Use(f"{name}_sequence", "tokens", (x,), expected, {"dim": 0})
+        yield Use(f"{name}_sequence", "a batch of tokens", (x[None],), expected[None])
+
+
+def _tokens(plan: Plan, rank: int) -> tuple[Tensor, Tensor]:
+    """A sequence and one rank's part: so long that a chunk more or less is another length."""
+    import torch
+
+    order, mesh = plan.program.order, plan.program.mesh
+    count = order.chunks(mesh) if order else 1
+    every = torch.arange(count * (count + 1))
+    tensor = next(t for t in plan.program.inputs if plan.program.sequence(t))
+    region = plan.atoms.pinned(tensor, mesh.coordinate(rank))
+    owned = region[tensor.axes.index(plan.program.sequence(tensor))]
+    size = plan.atoms.count[plan.program.sequence(tensor)] // count
+    chunks = [atom // size for atom in owned[::size]]
+    if order and order.kind == "striped":
+        return every, every.view(-1, count)[:, chunks].flatten()
+    return every, torch.cat([every.chunk(count)[chunk] for chunk in chunks])

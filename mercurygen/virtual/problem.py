@@ -1,0 +1,60 @@
+"""A schedule for a problem so small that many ranks fit into one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+from mercurygen.errors import InternalError, Refusal, UserError
+from mercurygen.ir.operator import Operator
+from mercurygen.ir.problem import DTYPES, Problem
+from mercurygen.ir.program import Program
+from mercurygen.lower.lower import lower
+from mercurygen.lower.plan import Plan
+from mercurygen.schedule.apply import apply
+from mercurygen.schedule.schedule import Schedule
+
+# No two sizes alike, so that mixed up dimensions fail.
+BATCH, CHUNK = 2, 3
+HEAD_DIMS = {8: (18, 10), 2: (24, 16)}  # by bytes of an element: kernels pad the first two
+
+
+def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Plan:
+    """The plan of the same schedule for the smallest problem that it takes.
+
+    Raises:
+        InternalError: it takes none of those tried.
+    """
+    program = apply(operator, schedule)
+    refusal: Exception | None = None
+    sizes = dict(zip(("head_dim", "v_head_dim"), HEAD_DIMS[DTYPES[dtype]], strict=True))
+    for problem in _problems(program, schedule.problem):
+        small = replace(schedule, problem=replace(problem, dtype=dtype, **sizes), tp=1)
+        try:
+            plan = lower(apply(operator, small))
+        except UserError as error:
+            refusal = error
+            continue
+        if not isinstance(plan, Refusal):
+            return plan
+        refusal = plan.error()
+    raise InternalError(f"no small problem fits the schedule: {refusal}")
+
+
+def _problems(program: Program, problem: Problem) -> Iterator[Problem]:
+    """Small ones first, then such that more divides."""
+    mesh = program.mesh
+    ways = {axis: prod(map(mesh.extent, program.parallel_dims(axis))) for axis in "HG"}
+    chunks = program.order.chunks(mesh) if program.order else mesh.size
+    alike = problem.heads == problem.kv_heads and ways["G"] == 1
+    for chunk, more in product((CHUNK, 4, 8, 16, 32), (2, 4, 8)):
+        kv_heads = ways["H"] * more  # more than one on a rank, or views of it are contiguous
+        yield replace(
+            problem,
+            batch=BATCH,
+            seq=chunks * chunk,
+            kv_heads=kv_heads,
+            heads=kv_heads * (1 if alike else max(2, ways["G"])),
+        )
