@@ -17,6 +17,12 @@ from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, visible
 
 def lower(program: Program) -> Plan | Refusal:
     """The plan of a complete program, or why the kernel cannot do it."""
+    plan = lower_aligned(program)
+    return plan if isinstance(plan, Refusal) else _misaligned(plan) or plan
+
+
+def lower_aligned(program: Program) -> Plan | Refusal:
+    """The plan of a program whose tiles lie in one piece: that is not looked at."""
     loops = _loops(program)
     after: list[Swap | Spread] = []
     for tensor in program.outputs:  # what is only merged by is handed out if asked for
@@ -31,8 +37,7 @@ def lower(program: Program) -> Plan | Refusal:
         return Refusal("mask-not-cuttable", lambda: (words, "use another order, or kernel"))
     if isinstance(begin, Refusal):
         return begin
-    plan = replace(plan, nest=replace(nest, begin=begin))
-    return _misaligned(plan) or plan
+    return replace(plan, nest=replace(nest, begin=begin))
 
 
 def _cut_by_walks(plan: Plan) -> bool:

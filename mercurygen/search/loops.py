@@ -56,6 +56,4 @@ def _local(program: Program, split: dict[str, str], axis: str) -> int:
 def _resharded(program: Program, tensors: tuple[str, ...], split: dict[str, str]) -> bool:
     """Whether tensors that are pinned by their sequence are stored split along another axis."""
     tensor = program.tensor(tensors[0])
-    return any(
-        axis not in program.mask_axes and tensor.carries(axis) for axis in split.values()
-    )
+    return any(axis not in program.mask_axes and tensor.carries(axis) for axis in split.values())
