@@ -1,145 +1,128 @@
 """What a schedule costs, without playing every rank: exact bytes and memory, and a time.
 
-All ranks do the same transfers with buffers of the same size; only the blocks of their kernels
-differ. So one outline gives traffic and memory exactly, and a time in lock step: every step takes
-as long as the slowest rank's kernels or the busiest link, whichever is longer, and the border is
-exposed. The terms are those of the simulation (`kernels`, `links`).
+All ranks do the same transfers with buffers of the same size, except where each gets only what it
+reads of a tile; only the blocks of their kernels differ. So one pass over the plan's own structure
+gives traffic and memory exactly (`rings`, `nested`, `homeward` follow `mercurygen.lower`, with sums
+for buffers), and a time in lock step: every step takes as long as the slowest rank's kernels or the
+busiest link, whichever is longer. The terms are those of the simulation (`kernels`, `links`). Plans
+with tile loops, skewed shifts and shifts both ways are simulated.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-
-from mercurygen.cost.kernels import NOTHING, Kernels, added
+from mercurygen.cost.homeward import Homeward
+from mercurygen.cost.kernels import Kernels
 from mercurygen.cost.links import Network
-from mercurygen.cost.report import Cost, Times, Traffic
-from mercurygen.cost.work import Work, outline, work
-from mercurygen.lower.events import (
-    Alloc,
-    Batch,
-    Cast,
-    Collective,
-    Fill,
-    Free,
-    Kernel,
-    Pack,
-    Trace,
-    Unpack,
-    Wait,
-)
-from mercurygen.lower.plan import Plan
+from mercurygen.cost.nested import Part
+from mercurygen.cost.report import Cost, Times
+from mercurygen.cost.rings import NoForm, class_of
+from mercurygen.cost.simulate import simulate
+from mercurygen.cost.steps import telling, walked
+from mercurygen.cost.tally import Tally
+from mercurygen.ir.operator import Operator
+from mercurygen.lower.plan import Plan, Spread, Swap
 
 
-def cost(plan: Plan, network: Network) -> Cost:
-    """What a plan costs on the links of its group."""
-    kernels = Kernels(plan, network.topology.gpu)
-    played, steps = outline(plan), work(plan, kernels)
-    clock = _Clock(plan, network, kernels)
-    clock.play(played, steps)
-    compute, copies, launch = added(clock.copied, steps.busiest)
-    exposed = max(0.0, clock.now - compute - copies - launch)
-    times = Times(clock.now, compute, copies, launch, exposed, clock.transfers)
+def cost(plan: Plan, network: Network, operator: Operator | None = None) -> Cost:
+    """What a plan costs on the links of its group.
+
+    Args:
+        plan: the plan.
+        network: the links of its group.
+        operator: whose lines the body is; torch's attention needs none.
+    """
+    if plan.tiles:
+        return simulate(plan, network, operator)
+    try:
+        return closed_form(plan, network, operator)
+    except NoForm:
+        return simulate(plan, network, operator)
+
+
+def closed_form(plan: Plan, network: Network, operator: Operator | None = None) -> Cost:
+    """What a plan costs, in closed form.
+
+    Raises:
+        NoForm: it has none.
+    """
+    kernels = Kernels(plan, network.topology.gpu, operator)
+    mesh = plan.program.mesh
+    dims = telling(plan.program, walked(plan))
+    sizes = [mesh.extent(dim) for dim in dims]
+    classes = 1
+    for size in sizes:
+        classes *= size
+    tally = Tally(network, mesh, kernels, classes)
+    nest = Homeward(plan, tally, kernels, dims)
+    tiles = _before(plan, tally)
+    _after(plan, tally, nest.whole(tiles))
+    index = [class_of(dims, sizes, mesh.coordinate(rank)) for rank in range(mesh.size)]
+    links, along = tally.traffic(index)
+    busiest, imbalance = nest.busiest()
+    compute, copies, launch = (a + b for a, b in zip(tally.copied, busiest, strict=True))
+    exposed = max(0.0, tally.now - compute - copies - launch)
     return Cost(
-        times=times,
-        links=clock.traffic.links(),
-        dims=clock.traffic.dims(),
-        operations=clock.operations,
-        peak_memory=_peak(played, steps),
-        imbalance=steps.imbalance,
+        times=Times(tally.now, compute, copies, launch, exposed, tally.transfers),
+        links=links,
+        dims=along,
+        operations=tally.most_operations(),
+        peak_memory=tally.peak,
+        imbalance=imbalance,
     )
 
 
-def _peak(played: Trace, steps: Work) -> int:
-    """Most bytes alive on any rank: what all hold at a step, and the worst kernel there."""
-    alive = most = step = 0
-    for event in played.events:
-        match event:
-            case Alloc(buffer):
-                alive += played.buffers[buffer].nbytes
-            case Free(buffer):
-                alive -= played.buffers[buffer].nbytes
-            case Kernel():
-                most = max(most, alive + steps.scratch[step])
-                step += 1
-        most = max(most, alive)
-    return most
+def _before(plan: Plan, tally: Tally) -> dict[str, int]:
+    """What the caller gives and what is derived from it, then the reshards: bytes by tensor."""
+    program = plan.program
+    sizes = {t.name: plan.held_bytes(t.name) for t in (*program.inputs, *program.derived)}
+    tally.up(sum(sizes.values()))
+    for tensor in program.derived:
+        tally.copy(sizes[tensor.name] + sum(sizes[name] for name in tensor.reads))
+    made: dict[str, int] = {}
+    for step in plan.before:
+        gone = 0
+        for name in step.tensors:
+            gone += made.get(name, 0)
+            sizes[name] = made[name] = _reshard(tally, step, sizes[name])
+        tally.down(gone)
+    return sizes
 
 
-class Totals:
-    """Bytes sent, exactly: counted in parts of one rank's buffer, of which there are whole ones."""
-
-    def __init__(self, plan: Plan, network: Network) -> None:
-        self.network, self.mesh = network, plan.program.mesh
-        self.by_level: Counter[tuple[int, int]] = Counter()  # (level, rank)
-        self.by_dim: Counter[tuple[str, int]] = Counter()  # (dimension, rank)
-
-    def add(self, dim: str, sent: tuple[tuple[int, int, int], ...], nbytes: int) -> None:
-        """Count an operation along a dimension, from a buffer of this size."""
-        for rank, level, share in sent:
-            self.by_level[level, rank] += share * nbytes
-            self.by_dim[dim, rank] += share * nbytes
-
-    def links(self) -> tuple[Traffic, ...]:
-        """Per level that the group spans."""
-        names = [level.name for level in self.network.topology.levels]
-        used = [i for i, size in enumerate(self.network.group) if size > 1]
-        return tuple(self._traffic(names[i], self.by_level, i, self.network.ports(i)) for i in used)
-
-    def dims(self) -> tuple[Traffic, ...]:
-        """Per mesh dimension."""
-        each = [((rank,), 1.0) for rank in range(self.network.size)]
-        return tuple(self._traffic(name, self.by_dim, name, each) for name in self.mesh.names)
-
-    def _traffic(self, name: str, totals: Counter, key: object, ports: list) -> Traffic:
-        size = self.network.size
-        sent = [totals[key, rank] for rank in range(size)]
-        port = max(sum(sent[rank] for rank in ranks) * times for ranks, times in ports)
-        return Traffic(name, sum(sent) / (size * size), max(sent) / size, port / size)
+def _reshard(tally: Tally, step: Swap | Spread, nbytes: int, dense: int = 0) -> int:
+    """One step of a tensor: bytes of what it leaves, beside what it was; a dense copy goes."""
+    if isinstance(step, Swap):
+        tally.copy(2 * nbytes)
+        tally.up(2 * nbytes)
+        tally.wait(tally.start("all-to-all", step.dim, nbytes))
+        tally.copy(2 * nbytes)
+        tally.down(nbytes)  # the parts that went
+        tally.up(nbytes)
+        tally.down(nbytes)  # those that came
+        return nbytes
+    if not step.gathers:
+        tally.up(nbytes // step.join.n)
+        tally.copy(2 * (nbytes // step.join.n))
+        return nbytes // step.join.n
+    whole = nbytes * step.join.n
+    tally.up(whole)
+    tally.wait(tally.start("all-gather", step.dim, nbytes))
+    tally.down(dense)
+    tally.up(whole)
+    tally.copy(2 * whole)
+    tally.down(whole)
+    return whole
 
 
-class _Clock:
-    """One rank in lock step with all others."""
-
-    def __init__(self, plan: Plan, network: Network, kernels: Kernels) -> None:
-        self.network, self.kernels = network, kernels
-        self.mesh = plan.program.mesh
-        self.now = self.transfers = 0.0
-        self.copied = NOTHING
-        self.operations = 0
-        self.traffic = Totals(plan, network)
-        self.done: dict[int, float] = {}  # per operation
-        self.last: dict[str, float] = {}  # per communicator: one operation after the other
-        self.free: dict[int, float] = {}  # per level
-
-    def play(self, played: Trace, steps: Work) -> None:
-        """Run the outline to its end."""
-        longest = iter(steps.longest)
-        for event in played.events:
-            match event:
-                case Kernel():
-                    self.now += next(longest)
-                case Pack() | Unpack() | Cast() | Fill():
-                    spent = self.kernels.event(event, played.buffers)
-                    self.copied = added(self.copied, spent)
-                    self.now += sum(spent)
-                case Batch(op, dim, sends):
-                    nbytes = sum(played.buffers[message.buffer].nbytes for message in sends)
-                    self.start(op, "shift", dim, nbytes)
-                case Collective(op, dim, kind, source):
-                    self.start(op, kind, dim, played.buffers[source].nbytes)
-                case Wait(op):
-                    self.now = max(self.now, self.done[op])
-
-    def start(self, op: int, kind: str, dim: str, nbytes: int) -> None:
-        """Begin a transfer: after the one before it on its communicator, when links are free."""
-        price = self.network.price(kind, self.mesh, dim)
-        self.operations += 1
-        self.traffic.add(dim, price.sent, nbytes)
-        ready = max(self.now, self.last.get(dim, 0.0)) + self.network.topology.gpu.launch_latency
-        begin = max([ready, *(self.free.get(level, 0.0) for level, _ in price.seconds)])
-        end = begin
-        for level, per_byte in price.seconds:
-            self.free[level] = begin + nbytes * per_byte
-            end = max(end, self.free[level])
-        self.done[op] = self.last[dim] = end + price.latency
-        self.transfers += end + price.latency - begin
+def _after(plan: Plan, tally: Tally, found: dict[str, Part]) -> None:
+    """The reshards of what is handed out."""
+    for tensor in plan.program.outputs:
+        if tensor.name in plan.program.optional:
+            continue
+        live, nbytes, _ = found[tensor.name]
+        for step in plan.after:
+            if tensor.name in step.tensors:
+                dense = nbytes if isinstance(step, Spread) and live != nbytes else 0
+                tally.up(dense)  # as torch's kernel leaves a result it may be strided
+                left = _reshard(tally, step, nbytes, dense)
+                tally.down(live)
+                live = nbytes = left

@@ -42,7 +42,7 @@ class Load:
         latency: s, beside what the bytes take.
         seconds: (resource, s per byte of one rank's source buffer).
         sent: (rank, level, share): what a rank sends over a level, in units of its source
-            buffer divided by the number of ranks of the whole mesh.
+            buffer divided by the square of the number of ranks of the whole mesh.
     """
 
     latency: float
@@ -86,7 +86,12 @@ class Network:
         ]
         self._paths: dict[tuple[int, int], Path] = {}
         self._loads: dict[tuple[str, tuple[int, ...]], Load] = {}
-        self._prices: dict[tuple[str, Mesh, str], Price] = {}
+        self._prices: dict[tuple[str, Mesh, str, int], Price] = {}
+        self._spreads: dict[tuple[str, Mesh, str, int], tuple] = {}
+        self._ports: dict[int, list[tuple[tuple[int, ...], float]]] = {}
+        self.spanned = tuple(
+            (i, level.name) for i, level in enumerate(topology.levels) if group[i] > 1
+        )
 
     def _place(self, rank: int) -> tuple[int, ...]:
         """Index on every level; siblings of tensor parallelism lie between our ranks."""
@@ -112,11 +117,15 @@ class Network:
 
     def ports(self, index: int) -> list[tuple[tuple[int, ...], float]]:
         """The ports to a level: our ranks at each, and how often their bytes count there."""
-        shared = self.topology.levels[index].port_gpus
-        ranks: dict[int, list[int]] = {}
-        for rank, gpu in enumerate(self.gpus):
-            ranks.setdefault(gpu // shared, []).append(rank)
-        return [(tuple(ours), shared / len(ours)) for ours in ranks.values()]
+        found = self._ports.get(index)
+        if found is None:
+            shared = self.topology.levels[index].port_gpus
+            ranks: dict[int, list[int]] = {}
+            for rank, gpu in enumerate(self.gpus):
+                ranks.setdefault(gpu // shared, []).append(rank)
+            found = [(tuple(ours), shared / len(ours)) for ours in ranks.values()]
+            self._ports[index] = found
+        return found
 
     def path(self, source: int, target: int) -> Path:
         """The way from one rank of the group to another."""
@@ -170,12 +179,28 @@ class Network:
     # --- collectives --------------------------------------------------------------------------
 
     def load(self, kind: str, members: tuple[int, ...]) -> Load:
-        """A collective of these ranks: "all-gather" or "all-to-all"."""
+        """A collective of these ranks."""
         found = self._loads.get((kind, members))
         if found is None:
-            found = self._gather(members) if kind == "all-gather" else self._swap(members)
+            found = self._swap(members) if kind == "all-to-all" else self._ring(kind, members)
             self._loads[kind, members] = found
         return found
+
+    def _ring(self, kind: str, members: tuple[int, ...]) -> Load:
+        """What goes around NCCL's rings, as parts of what an all-gather of the same buffer does.
+
+        A reduce-scatter sends a rank's part of its buffer where an all-gather sends all of it; an
+        all-reduce is both, one after the other. A broadcast is a chain in pieces: every rank but
+        the last sends the buffer on once (who is last changes with the root: bytes are spread).
+        """
+        whole, n = self._gather(members), len(members)
+        if kind == "all-gather":
+            return whole
+        times = 2 if kind == "all-reduce" else 1
+        fill = n - 1 if kind == "broadcast" else n / times
+        seconds = tuple((resource, per_byte / fill) for resource, per_byte in whole.seconds)
+        sent = tuple((rank, level, share * times // n) for rank, level, share in whole.sent)
+        return Load(whole.latency * times, seconds, sent)
 
     def _gather(self, members: tuple[int, ...]) -> Load:
         """NCCL's ring (src/graph/tuning.cc): n - 1 steps, and n - 1 latencies.
@@ -208,7 +233,7 @@ class Network:
                 for resource, per_byte in self.path(a, b).seconds:
                     seconds[resource] += share * per_byte
             for a in members:
-                sent[a, index] += (n - 1) * count * (self.size // n)
+                sent[a, index] += (n - 1) * count * (self.size // n) * self.size
         return Load(latency, tuple(sorted(seconds.items())), _flat(sent))
 
     def _swap(self, members: tuple[int, ...]) -> Load:
@@ -222,26 +247,45 @@ class Network:
                 if a != b:
                     path = self.path(a, b)
                     latency = max(latency, path.latency)
-                    sent[a, path.level] += self.size // n
+                    sent[a, path.level] += self.size // n * self.size
                     for resource, per_byte in path.seconds:
                         seconds[resource] += per_byte / n
         return Load(latency, tuple(sorted(seconds.items())), _flat(sent))
 
     # --- along a dimension --------------------------------------------------------------------
 
-    def price(self, kind: str, mesh: Mesh, dim: str) -> Price:
-        """An operation along a dimension by all ranks: a collective's kind, or "shift"."""
-        found = self._prices.get((kind, mesh, dim))
+    def price(self, kind: str, mesh: Mesh, dim: str, distance: int = 1) -> Price:
+        """An operation along a dimension by all ranks: a collective's kind, or "shift".
+
+        A shift goes from every rank to the one that many places further.
+        """
+        key = kind, mesh, dim, distance
+        found = self._prices.get(key)
         if found is None:
-            found = self._prices[kind, mesh, dim] = self._price(kind, groups(mesh, dim))
+            found = self._prices[key] = self._price(kind, groups(mesh, dim), distance)
         return found
 
-    def _price(self, kind: str, members: list[tuple[int, ...]]) -> Price:
+    def spread(
+        self, kind: str, mesh: Mesh, dim: str, distance: int = 1
+    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Per level that such an operation crosses, the share that every rank sends over it."""
+        key = kind, mesh, dim, distance
+        found = self._spreads.get(key)
+        if found is None:
+            totals: dict[int, list[int]] = {}
+            for rank, level, share in self.price(*key).sent:
+                totals.setdefault(level, [0] * self.size)[rank] += share
+            found = tuple((level, tuple(shares)) for level, shares in sorted(totals.items()))
+            self._spreads[key] = found
+        return found
+
+    def _price(self, kind: str, members: list[tuple[int, ...]], distance: int) -> Price:
         latency = 0.0
         seconds: Counter[int] = Counter()
         sent: list[tuple[int, int, int]] = []
         for group in members:
-            for load in self._shift(group) if kind == "shift" else (self.load(kind, group),):
+            shift = kind == "shift"
+            for load in self._shift(group, distance) if shift else (self.load(kind, group),):
                 latency = max(latency, load.latency)
                 sent += load.sent
                 for resource, per_byte in load.seconds:
@@ -252,12 +296,12 @@ class Network:
             worst[level] = max(per_byte, worst.get(level, 0.0))
         return Price(latency, tuple(sorted(worst.items())), tuple(sent))
 
-    def _shift(self, members: tuple[int, ...]) -> list[Load]:
-        """Each rank to the next."""
+    def _shift(self, members: tuple[int, ...], distance: int) -> list[Load]:
+        """Each rank to the one that many places further."""
         loads = []
         for i, a in enumerate(members):
-            path = self.path(a, members[(i + 1) % len(members)])
-            loads.append(Load(path.latency, path.seconds, ((a, path.level, self.size),)))
+            path = self.path(a, members[(i + distance) % len(members)])
+            loads.append(Load(path.latency, path.seconds, ((a, path.level, self.size**2),)))
         return loads
 
 

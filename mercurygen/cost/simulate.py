@@ -4,21 +4,33 @@ Every rank has one compute stream and one first-in-first-out queue of operations
 dimension (a communicator). An operation is ready when the stream has come to it and the one before
 it is over; a collective starts when all members are ready, a message when both ends are. It then
 takes every resource on its way as soon as all are free, in the order of being ready. The host is
-never behind. Ranks along dimensions that split heads do the same, so they share a trace.
+never behind. Ranks that differ only along dimensions on which nothing depends share a trace.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from heapq import heappop, heappush
 
-from mercurygen.cost.closed import Totals
 from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added
 from mercurygen.cost.links import Network
 from mercurygen.cost.report import Cost, Times
+from mercurygen.cost.traffic import Totals
 from mercurygen.errors import InternalError
-from mercurygen.lower.events import Batch, Cast, Collective, Fill, Kernel, Pack, Trace, Unpack, Wait
-from mercurygen.lower.plan import Plan
+from mercurygen.ir.operator import Operator
+from mercurygen.lower.events import (
+    Alloc,
+    Batch,
+    Collective,
+    Free,
+    Kernel,
+    Message,
+    Return,
+    Trace,
+    Turn,
+    Wait,
+)
+from mercurygen.lower.plan import Gather, Plan, Walk
 from mercurygen.lower.trace import trace
 
 
@@ -41,10 +53,10 @@ class Run:
         stretch = 0.0
         for event in played.events:
             match event:
-                case Kernel(block=block, merge=merge):
-                    spent = kernels.block(block, merge)
-                case Pack() | Unpack() | Cast() | Fill():
-                    spent = kernels.event(event, played.buffers)
+                case Alloc() | Free() | Return() | Turn():
+                    continue
+                case Kernel():
+                    spent = kernels.kernel(event)
                 case Batch() | Collective():
                     self.items += [stretch, event]
                     stretch = 0.0
@@ -54,7 +66,7 @@ class Run:
                     stretch = 0.0
                     continue
                 case _:
-                    continue
+                    spent = kernels.event(event, played.buffers)
             self.spent = added(self.spent, spent)
             stretch += sum(spent)
         self.items.append(stretch)
@@ -84,7 +96,7 @@ class _Simulation:
         self.transfers = [0.0] * size
         self.done: list[dict[int, float]] = [{} for _ in range(size)]
         self.queues = [{dim: deque() for dim in mesh.names} for _ in range(size)]
-        self.counts = [dict.fromkeys(mesh.names, 0) for _ in range(size)]
+        self.counts: list[Counter[tuple]] = [Counter() for _ in range(size)]
         self.half: dict[tuple, list[_Operation]] = {}  # who is ready, until all are
         self.ready: list[tuple] = []  # (time, key, latency, seconds, bytes, operations)
         self.free: dict[int, float] = {}
@@ -124,31 +136,38 @@ class _Simulation:
         """The operation is at the head of its queue."""
         rank, event = operation.rank, operation.event
         members = self.groups[rank][event.dim]
-        buffers = self.runs[rank].trace.buffers
-        number = self.counts[rank][event.dim]
-        self.counts[rank][event.dim] += 1
+        played = self.runs[rank].trace
         operation.issued = now
         if isinstance(event, Collective):
             operation.missing = 1
-            waiting = self.half.setdefault((event.dim, number, members), [])
-            waiting.append(operation)
+            number, waiting = self.joined(operation, members)
             if len(waiting) == len(members):
                 load = self.network.load(event.kind, members)
-                self.push(event.dim, number, members, load, buffers[event.source].nbytes, waiting)
+                nbytes = played.buffers[event.source].nbytes
+                self.push(event.dim, number, members, load, nbytes, waiting)
             return
         sizes: dict[tuple[int, int], int] = {}
         for message in event.sends:
             pair = (rank, members[message.peer])
-            sizes[pair] = sizes.get(pair, 0) + buffers[message.buffer].nbytes
+            sizes[pair] = sizes.get(pair, 0) + message_bytes(played, message)
         for message in event.recvs:
             pair = (members[message.peer], rank)
-            sizes[pair] = sizes.get(pair, 0) + buffers[message.buffer].nbytes
+            sizes[pair] = sizes.get(pair, 0) + message_bytes(played, message)
         operation.missing = len(sizes)
         for pair, nbytes in sizes.items():
-            waiting = self.half.setdefault((event.dim, number, pair), [])
-            waiting.append(operation)
+            number, waiting = self.joined(operation, pair)
             if len(waiting) == 2:
                 self.push(event.dim, number, pair, self.network.path(*pair), nbytes, waiting)
+
+    def joined(
+        self, operation: _Operation, members: tuple[int, ...]
+    ) -> tuple[int, list[_Operation]]:
+        """Which operation of these ranks it is, and who of them is ready for it."""
+        counts, key = self.counts[operation.rank], (operation.event.dim, members)
+        counts[key] += 1
+        waiting = self.half.setdefault((key[0], counts[key], members), [])
+        waiting.append(operation)
+        return counts[key], waiting
 
     def push(self, dim, number, members, load, nbytes, operations) -> None:
         """All are ready: the transfer can start once its kernels are launched."""
@@ -167,7 +186,8 @@ class _Simulation:
             end = max(end, self.free[resource])
         end += load.latency
         shift = not hasattr(load, "sent")
-        sent = ((members[0], load.level, self.network.size),) if shift else load.sent
+        whole = self.network.size**2
+        sent = ((members[0], load.level, whole),) if shift else load.sent
         self.sent.append((dim, sent, nbytes))
         for operation in operations:
             operation.missing -= 1
@@ -190,17 +210,54 @@ class _Simulation:
             self.advance(rank)
 
 
-def simulate(plan: Plan, network: Network) -> Cost:
-    """What a plan costs, by the traces of all ranks."""
-    mesh, kernels = plan.program.mesh, Kernels(plan, network.topology.gpu)
-    distinct: dict[tuple[int, ...], Run] = {}
-    runs = []
+def message_bytes(played: Trace, message: Message) -> int:
+    """Bytes of one operation of a batch."""
+    return played.buffers[message.buffer].nbytes if message.nbytes is None else message.nbytes
+
+
+def telling_dims(plan: Plan) -> tuple[str, ...]:
+    """The dimensions by whose coordinate ranks differ in what they do, in mesh order.
+
+    Those that split an axis of the mask (its blocks, what is read of a tile), those that tiles walk
+    (who is the peer), and those over which a tile loop's part is one rank's.
+    """
+    program = plan.program
+    telling = {dim for axis in program.mask_axes for dim in program.parallel_dims(axis)}
+    for loop in plan.nest.loops:
+        for stage in loop.stages:
+            match stage:
+                case Walk(dim, skew=skew):
+                    telling |= {dim, skew or dim}
+                case Gather(dim, broadcast=True):
+                    telling.add(dim)
+    return program.mesh.in_order(telling)
+
+
+def distinct_ranks(plan: Plan) -> dict[tuple[int, ...], list[int]]:
+    """The ranks that do the same, by their coordinate along the dimensions that tell."""
+    telling, mesh = telling_dims(plan), plan.program.mesh
+    found: dict[tuple[int, ...], list[int]] = {}
     for rank in range(mesh.size):
         place = mesh.coordinate(rank)
-        key = tuple(place[dim] for dim in plan.row_dims)
-        if key not in distinct:
-            distinct[key] = Run(trace(plan, rank), kernels)
-        runs.append(distinct[key])
+        found.setdefault(tuple(place[dim] for dim in telling), []).append(rank)
+    return found
+
+
+def simulate(plan: Plan, network: Network, operator: Operator | None = None) -> Cost:
+    """What a plan costs, by the traces of all ranks.
+
+    Args:
+        plan: the plan.
+        network: the links of its group.
+        operator: whose lines the body is; torch's attention needs none.
+    """
+    mesh, kernels = plan.program.mesh, Kernels(plan, network.topology.gpu, operator)
+    distinct: list[Run] = []
+    by_rank: dict[int, Run] = {}
+    for ranks in distinct_ranks(plan).values():
+        distinct.append(Run(trace(plan, ranks[0]), kernels))
+        by_rank |= dict.fromkeys(ranks, distinct[-1])
+    runs = [by_rank[rank] for rank in range(mesh.size)]
     run = _Simulation(network, mesh, runs)
     run.play()
     traffic = Totals(plan, network)
@@ -214,7 +271,7 @@ def simulate(plan: Plan, network: Network) -> Cost:
         times=Times(total, *spent, exposed, run.transfers[slowest]),
         links=traffic.links(),
         dims=traffic.dims(),
-        operations=sum(isinstance(x, Batch | Collective) for x in runs[slowest].items),
-        peak_memory=max(one.peak for one in distinct.values()),
+        operations=max(sum(isinstance(x, Batch | Collective) for x in r.items) for r in distinct),
+        peak_memory=max(one.peak for one in distinct),
         imbalance=max(compute) * len(compute) / sum(compute),
     )

@@ -27,26 +27,46 @@ class Atoms:
         self.program, self.mesh = program, program.mesh
         self._regions: dict[tuple, Region] = {}
         self._elements: dict[tuple, int] = {}
+        self._owned: dict[tuple, tuple[int, ...]] = {}
+        self._iterations: dict[tuple, tuple[int, ...]] = {}
 
     @cached_property
     def count(self) -> dict[str, int]:
         """Atoms of every axis."""
-        return {axis.name: self._count(axis.name) for axis in self.program.axes}
+        program, split = self.program, self._split
+        found = {}
+        for axis in program.extents:
+            if axis in program.mask_axes:
+                continue
+            ways = [self._ways(program.parallel_dims(axis))]
+            ways += [self._ways(dims) for (_, carried), dims in split.items() if carried == axis]
+            found[axis] = lcm(*ways) * self.parts(axis)
+        if program.mask_axes:
+            finer = lcm(*(self.parts(each) for each in program.mask_axes))
+            chunks = program.order.chunks(self.mesh)
+            found |= dict.fromkeys(program.mask_axes, chunks * finer)
+        return {axis: found[axis] for axis in program.extents}
 
-    def _count(self, axis: str) -> int:
-        program = self.program
-        if axis in program.mask_axes:
-            finer = [self.parts(each) for each in program.mask_axes]
-            return program.order.chunks(self.mesh) * lcm(*finer)
-        ways = [self._ways(program.parallel_dims(axis))]
-        ways += [self._ways(self.split(t, axis)) for t in program.tensors if t.carries(axis)]
-        return lcm(*ways) * self.parts(axis)
+    @cached_property
+    def _split(self) -> dict[tuple[str, str], list[str]]:
+        """Per (tensor, axis) the dimensions that split it, by a pin or in the schedule."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for tensor in self.program.tensors:
+            storage, name = self.program.storage(tensor), tensor.name
+            for dim, pinned, stored in zip(self.mesh.names, tensor.pin, storage, strict=True):
+                if pinned is not None:
+                    found.setdefault((name, pinned), []).append(dim)
+                if stored is not None and stored != pinned:
+                    found.setdefault((name, stored), []).append(dim)
+        return found
 
     def _ways(self, dims: Iterable[str]) -> int:
         return prod(self.mesh.extent(dim) for dim in dims)
 
     def parts(self, axis: str) -> int:
         """Parts that the tile loops cut an axis into."""
+        if not self.program.tiles:
+            return 1
         return prod(self.loop_parts(loop.axes)[axis] for loop in self.loops_of(axis)) or 1
 
     def loops_of(self, axis: str) -> list:
@@ -70,11 +90,7 @@ class Atoms:
         Those that split the iterations come first: what a rank works on is then one run.
         """
         program = self.program
-        found = [
-            dim
-            for dim in self.mesh.names
-            if axis in (program.pinned(tensor, dim), program.stored(tensor, dim))
-        ]
+        found = self._split.get((tensor.name, axis), ())
         return tuple(sorted(found, key=lambda dim: program.parallel_axis(dim) != axis))
 
     def order(self, tensor: Tensor | None, axis: str) -> Order:
@@ -92,16 +108,25 @@ class Atoms:
             axis: the axis.
             held: per dimension of the order the coordinates; one left out is held whole.
         """
-        chunks = order.owned(self.mesh, held)
-        size = self.count[axis] // order.chunks(self.mesh)
-        if size == 1:
-            return chunks
-        return tuple(chunk * size + i for chunk in chunks for i in range(size))
+        key = order, axis, tuple((name, tuple(held[name])) for name in order.dims if name in held)
+        found = self._owned.get(key)
+        if found is None:
+            found = order.owned(self.mesh, held)
+            size = self.count[axis] // order.chunks(self.mesh)
+            if size > 1:
+                found = tuple(chunk * size + i for chunk in found for i in range(size))
+            self._owned[key] = found
+        return found
 
     def iterations(self, axis: str, here: Coordinate) -> tuple[int, ...]:
         """The atoms of an axis that a rank works on, over all its steps."""
-        held = {dim: (here[dim],) for dim in self.program.parallel_dims(axis)}
-        return self.owned(self.order(None, axis), axis, held)
+        dims = self.program.parallel_dims(axis)
+        key = axis, tuple(here[dim] for dim in dims)
+        found = self._iterations.get(key)
+        if found is None:
+            held = {dim: (here[dim],) for dim in dims}
+            found = self._iterations[key] = self.owned(self.order(None, axis), axis, held)
+        return found
 
     def region(
         self, tensor: Tensor, here: Coordinate, split: Mapping[str, Iterable[str]]
@@ -130,8 +155,8 @@ class Atoms:
 
     def working(self, tensor: Tensor, here: Coordinate) -> Region:
         """What the schedule works from, or leaves, of a tensor on a rank: between the borders."""
-        stored = tuple(self.program.stored(tensor, dim) for dim in self.mesh.names)
-        return self.region(tensor, here, self._by_axis(tensor, stored))
+        storage = self.program.storage(tensor)
+        return self.region(tensor, here, self._by_axis(tensor, storage))
 
     def _by_axis(self, tensor: Tensor, split: tuple[str | None, ...]) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}
@@ -167,3 +192,16 @@ class Atoms:
                 for axis, length in zip(tensor.axes, key[1], strict=True)
             )
         return self._elements[key]
+
+
+def atoms_of(program: Program) -> Atoms:
+    """The atoms of a complete program; those of one layout share them."""
+    state = program.__dict__
+    atoms = state.get("atoms")
+    if atoms is None:
+        key = "atoms", program.layout
+        atoms = program.shared.get(key)
+        if atoms is None:
+            atoms = program.shared[key] = Atoms(program)
+        state["atoms"] = atoms
+    return atoms

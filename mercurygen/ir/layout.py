@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -50,18 +51,26 @@ class Order:
             mesh: the mesh.
             held: per dimension of the order, the coordinates; a dimension left out is held whole.
         """
-        spans = [held.get(name, range(mesh.extent(name))) for name in self.dims]
-        early = []
-        for place in product(*spans):
-            rank = 0
-            for name, index in zip(self.dims, place, strict=True):
-                rank = rank * mesh.extent(name) + index
-            early.append(rank)
-        early.sort()
-        if self.kind == "zigzag":
-            last = self.chunks(mesh) - 1
-            return (*early, *(last - rank for rank in reversed(early)))
-        return tuple(early)
+        return _owned(self, mesh, tuple((name, tuple(held[name])) for name in self.dims if name in held))
+
+
+@lru_cache(maxsize=65536)
+def _owned(
+    order: Order, mesh: Mesh, held: tuple[tuple[str, tuple[int, ...]], ...]
+) -> tuple[int, ...]:
+    places = dict(held)
+    spans = [places.get(name, range(mesh.extent(name))) for name in order.dims]
+    early = []
+    for place in product(*spans):
+        rank = 0
+        for name, index in zip(order.dims, place, strict=True):
+            rank = rank * mesh.extent(name) + index
+        early.append(rank)
+    early.sort()
+    if order.kind == "zigzag":
+        last = order.chunks(mesh) - 1
+        return (*early, *(last - rank for rank in reversed(early)))
+    return tuple(early)
 
 
 @dataclass(frozen=True, slots=True)

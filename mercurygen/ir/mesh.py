@@ -50,6 +50,13 @@ class Mesh:
 
     dims: tuple[Dim, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.dims)
+
     @cached_property
     def size(self) -> int:
         """Number of ranks."""
@@ -63,6 +70,14 @@ class Mesh:
     def extent(self, name: str) -> int:
         """Number of ranks along a dimension."""
         return self._extents[name]
+
+    def index(self, name: str) -> int:
+        """Place of a dimension among all, from the outermost."""
+        return self._index[name]
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {dim.name: i for i, dim in enumerate(self.dims)}
 
     @cached_property
     def _extents(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ outermost first). `mercurygen.lower` turns a complete one into a plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -56,6 +56,17 @@ class Tensor:
     def carries(self, axis: str) -> bool:
         """Whether some dimension of the tensor runs over the axis."""
         return axis in self.axes
+
+    @cached_property
+    def _pinned(self) -> dict[tuple[str | None, ...], Tensor]:
+        return {}
+
+    def pinned_as(self, pin: tuple[str | None, ...]) -> Tensor:
+        """The tensor with another pin; the same one for the same pin."""
+        found = self._pinned.get(pin)
+        if found is None:
+            found = self._pinned[pin] = replace(self, pin=pin)
+        return found
 
     def dimension(self, axis: str) -> int:
         """Which dimension runs over the axis."""
@@ -174,6 +185,20 @@ class Program:
         """Extent of an axis over all ranks of the group."""
         return self.extents[axis]
 
+    def changed(self, **values: object) -> Program:
+        """The program with other values of some fields: `replace`, for the many of a search.
+
+        What was worked out from fields that stay is kept.
+        """
+        made = object.__new__(Program)
+        state = made.__dict__
+        state.update(self.__dict__)
+        for name in values:
+            for worked_out in _MADE_OF[name]:
+                state.pop(worked_out, None)
+        state.update(values)
+        return made
+
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
         return {tensor.name: tensor for tensor in self.tensors}
@@ -207,27 +232,71 @@ class Program:
         """Outputs that are handed out only if asked for: what a softmax merge needs beside."""
         return tuple(c.outputs[1] for c in self.combines if c.kind == "softmax")
 
+    @cached_property
+    def shared(self) -> dict[object, object]:
+        """What was worked out for any program of this operator, problem and mesh, by its key."""
+        return {}
+
+    @cached_property
+    def layout(self) -> tuple:
+        """Which program of `shared` it is, as far as it matters who has what of which tensor."""
+        tensors = tuple((t.pin, self._stored[t.name]) for t in self.tensors)
+        return self.order, self.parallel, tensors, self.tiles
+
+    @cached_property
+    def output_names(self) -> frozenset[str]:
+        """Names of the tensors that the operator makes."""
+        return frozenset(t.name for t in self.outputs)
+
     def parallel_axis(self, dim: str) -> str | None:
         """The axis whose iterations are split over a mesh dimension."""
-        return self.parallel[self.mesh.names.index(dim)]
+        return self.parallel[self.mesh.index(dim)]
+
+    @cached_property
+    def _split_by(self) -> dict[str | None, tuple[str, ...]]:
+        found: dict[str | None, tuple[str, ...]] = {}
+        for dim, axis in zip(self.mesh.names, self.parallel, strict=True):
+            found[axis] = (*found.get(axis, ()), dim)
+        return found
 
     def parallel_dims(self, axis: str) -> tuple[str, ...]:
         """The mesh dimensions that split an axis, in mesh order."""
-        return tuple(d for d in self.mesh.names if self.parallel_axis(d) == axis)
+        return self._split_by.get(axis, ())
 
     def pinned(self, tensor: Tensor, dim: str) -> str | None:
         """The axis along which the caller holds a tensor split over a dimension."""
-        return tensor.pin[self.mesh.names.index(dim)]
+        return tensor.pin[self.mesh.index(dim)]
+
+    @cached_property
+    def moves(self) -> dict[tuple[str, str], Stage]:
+        """Per (tensor, dimension) the outermost stage that moves it there."""
+        found: dict[tuple[str, str], Stage] = {}
+        for stage in self.stages:
+            for name in stage.tensors:
+                found.setdefault((name, stage.dim), stage)
+        return found
+
+    @cached_property
+    def _stored(self) -> dict[str, tuple[str | None, ...]]:
+        found, moves, split = {}, self.moves, tuple(zip(self.mesh.names, self.parallel, strict=True))
+        for tensor in self.tensors:
+            name, axes = tensor.name, tensor.axes
+            along = []
+            for dim, axis in split:
+                if axis not in axes:  # None is none of them
+                    stage = moves.get((name, dim))
+                    axis = stage.axis if stage else None
+                along.append(axis)
+            found[name] = tuple(along)
+        return found
+
+    def storage(self, tensor: Tensor) -> tuple[str | None, ...]:
+        """Per mesh dimension the axis along which the schedule works from a tensor split."""
+        return self._stored[tensor.name]
 
     def stored(self, tensor: Tensor, dim: str) -> str | None:
         """The axis along which the schedule works from a tensor split over a dimension."""
-        axis = self.parallel_axis(dim)
-        if axis is not None and tensor.carries(axis):
-            return axis
-        for stage in self.stages:
-            if tensor.name in stage.tensors and stage.dim == dim:
-                return stage.axis
-        return None
+        return self._stored[tensor.name][self.mesh.index(dim)]
 
     def walks(self, tensor: Tensor, dim: str) -> bool:
         """Whether a tensor comes by, or goes home, tile by tile along a dimension."""
@@ -238,9 +307,36 @@ class Program:
 
     def sequence(self, tensor: Tensor) -> str | None:
         """The axis of the mask that a tensor carries: its sequence."""
-        return next((axis for axis in self.mask_axes if tensor.carries(axis)), None)
+        for axis in self.mask_axes:
+            if axis in tensor.axes:
+                return axis
+        return None
 
     def named_axis(self, tensor: Tensor, name: str) -> str | None:
         """The axis of a tensor that a schedule calls `name`, S being its sequence."""
         axis = self.sequence(tensor) if name == SEQUENCE else name
         return axis if axis is not None and tensor.carries(axis) else None
+
+
+# What is worked out from which fields: it is kept while they stay.
+_FIELDS = tuple(field.name for field in fields(Program))
+_ALWAYS = ("following",)  # what directives make of it
+_OF_TENSORS = ("_by_name", "inputs", "derived", "read", "outputs", "output_names", "_stored")
+_LAID = ("layout", "atoms")
+_MADE_OF = {
+    **dict.fromkeys(_FIELDS, (*_ALWAYS, *_LAID, "shared")),
+    "axes": (*_ALWAYS, *_LAID, "shared", "extents"),
+    "mesh": (*_ALWAYS, *_LAID, "shared", "_split_by", "_stored"),
+    "body": (*_ALWAYS, "shared", "read"),
+    "combines": (*_ALWAYS, "shared", "optional"),
+    "tensors": (*_ALWAYS, *_LAID, *_OF_TENSORS),
+    "parallel": (*_ALWAYS, *_LAID, "_split_by", "_stored"),
+    "stages": (*_ALWAYS, *_LAID, "moves", "_stored"),
+    "order": (*_ALWAYS, *_LAID),
+    "tiles": (*_ALWAYS, *_LAID),
+    "replicated": _ALWAYS,
+    "reduce_dtype": _ALWAYS,
+    "joins": _ALWAYS,
+    "kernel": _ALWAYS,
+    "border": _ALWAYS,
+}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 from mercurygen.errors import Refusal
-from mercurygen.ir.atoms import Atoms
+from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.layout import Interleaving, interleaving
 from mercurygen.ir.program import SEQUENCE, BorderStep, Program, Stage, Tensor
 from mercurygen.lower.plan import Gather, Loop, Nest, Plan, Reduce, Spread, Swap, Walk
@@ -24,20 +24,11 @@ def lower(program: Program) -> Plan | Refusal:
 def lower_aligned(program: Program) -> Plan | Refusal:
     """The plan of a program whose tiles lie in one piece: that is not looked at."""
     loops = _loops(program)
-    after: list[Swap | Spread] = []
-    for tensor in program.outputs:  # what is only merged by is handed out if asked for
-        after += _border(program, (tensor.name,), tensor.name in program.optional)
-    before = _border(program, tuple(t.name for t in (*program.inputs, *program.derived)), False)
-    nest = Nest(loops, "empty", _reduces(program))
-    plan = Plan(program, before, nest, tuple(after), program.tiles)
-    try:
-        begin = _begin(plan)
-    except NotCuttable as fault:
-        words = str(fault)
-        return Refusal("mask-not-cuttable", lambda: (words, "use another order, or kernel"))
+    begin = _begin(program, loops)
     if isinstance(begin, Refusal):
         return begin
-    return replace(plan, nest=replace(nest, begin=begin))
+    before, after = _around(program)
+    return Plan(program, before, Nest(loops, begin, _reduces(program)), after, program.tiles)
 
 
 def _cut_by_walks(plan: Plan) -> bool:
@@ -58,10 +49,34 @@ def _misaligned(plan: Plan) -> Refusal | None:
     """
     cuts = any(isinstance(step, Spread) and not step.gathers for step in plan.before)
     moving = any(loop.outputs for loop in plan.nest.loops)
-    if not (cuts or plan.tiles or moving or _come_by(plan) or _cut_by_walks(plan)):
+    come_by = _come_by(plan.program, plan.nest.loops)
+    if not (cuts or plan.tiles or moving or come_by or _cut_by_walks(plan)):
         return None
+    program = plan.program
+    trims = program.order is not None and program.order.kind != "zigzag"
+    alike = tuple(_at_rank_0(loop, trims) for loop in plan.nest.loops)
+    key = "aligned", program.kernel, program.layout, alike, plan.nest.begin, plan.nest.reduces
+    if key not in program.shared:
+        program.shared[key] = _fault_of_rank_0(plan)
+    return program.shared[key]
+
+
+def _at_rank_0(loop: Loop, trims: bool) -> tuple:
+    """What of a loop tells which tiles come together on rank 0, in whatever order.
+
+    Under zigzag rank 0 has the last tokens, which read every tile whole, direct or not.
+    """
+    stages = tuple(
+        (s.dim, s.skew, s.direct and trims) if isinstance(s, Walk) else s for s in loop.stages
+    )
+    return loop.tensors, loop.axis, stages, loop.outputs, loop.partner
+
+
+def _fault_of_rank_0(plan: Plan) -> Refusal | None:
     try:
         trace(plan, 0)
+    except NotCuttable as fault:
+        return _not_cuttable(fault)
     except NotARun as fault:
         axis = str(fault)
         return Refusal(
@@ -75,6 +90,19 @@ def _misaligned(plan: Plan) -> Refusal | None:
 
 
 # --- border ---------------------------------------------------------------------------------
+
+
+def _around(program: Program) -> tuple[tuple[Swap | Spread, ...], tuple[Swap | Spread, ...]]:
+    """The border before and after the nest; programs of one layout share it."""
+    key = "border", program.layout
+    found = program.shared.get(key)
+    if found is None:
+        after: list[Swap | Spread] = []
+        for tensor in program.outputs:  # what is only merged by is handed out if asked for
+            after += _border(program, (tensor.name,), tensor.name in program.optional)
+        names = tuple(t.name for t in (*program.inputs, *program.derived))
+        found = program.shared[key] = (_border(program, names, False), tuple(after))
+    return found
 
 
 def _border(program: Program, tensors: tuple[str, ...], optional: bool) -> tuple:
@@ -111,7 +139,7 @@ def _step(program: Program, step: BorderStep, optional: bool) -> Swap | Spread:
 def _join(program: Program, tensor: Tensor, axis: str, step: BorderStep) -> Interleaving:
     """How parts interleave at a step: which dimensions of the axis are joined at that time."""
     steps = [s for s in program.border if s.tensor == step.tensor]
-    before, order = steps[: steps.index(step)], Atoms(program).order(tensor, axis)
+    before, order = steps[: steps.index(step)], atoms_of(program).order(tensor, axis)
     is_output = tensor.role == "output"
     now = {
         dim: program.stored(tensor, dim) if is_output else program.pinned(tensor, dim)
@@ -248,7 +276,7 @@ def _piece(
             skew=partner.dim if partner else None,
         )
     tensor = program.tensor(stage.tensors[0])
-    order = Atoms(program).order(tensor, stage.axis)
+    order = atoms_of(program).order(tensor, stage.axis)
     before = program.stages[: program.stages.index(stage)]
     done = {s.dim for s in before if s.kind == "gather" and tensor.name in s.tensors}
     split = {d for d in order.dims if program.stored(tensor, d) == stage.axis}
@@ -266,7 +294,7 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
             first = program.tensor(combine.outputs[0])
             scatter = _scatter(program, first.name, dim)
             if scatter is not None:
-                order = Atoms(program).order(first, scatter.axis)
+                order = atoms_of(program).order(first, scatter.axis)
                 scattered = {d for d in order.dims if _scatter(program, first.name, d)}
                 left = scattered - {r.dim for r in found if first.name in r.tensors}
                 whole = [
@@ -295,9 +323,8 @@ def _reduce(program, combine, dim, axis, join, dtype) -> Reduce:
 # --- where results begin ------------------------------------------------------------------------
 
 
-def _begin(plan: Plan) -> str | Refusal:
+def _begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
     """How the innermost results begin; or why the mask leaves too many blocks of a tile."""
-    program, loops = plan.program, plan.nest.loops
     walks = any(loop.walks and not loop.outputs for loop in loops)
     moving = sum(bool(loop.outputs) for loop in loops)
     partly = any(
@@ -308,18 +335,16 @@ def _begin(plan: Plan) -> str | Refusal:
     )
     if not program.mask_axes:
         return "empty" if walks or partly else "only"
-    # most blocks of a tile; whether a first tile is one block, of all cells of the results
+    found = _fragments(program, loops)
+    if isinstance(found, Refusal):
+        return found
+    worst, alike, blank = found
     trimmed = _trimmed_beside(loops)
-    worst, alike = 0, not _come_by(plan)
-    for rows, cols, first in _tiles(plan):
-        blocks = visible(plan.atoms.domain, program.kernel, rows, cols)
-        worst = max(worst, len(blocks))
-        if not blocks and trimmed:
-            return _skipped(trimmed)
-        if first and not (len(blocks) == 1 and _covers(program, blocks[0], rows, cols)):
-            alike = False
+    if blank and trimmed:
+        return _skipped(trimmed)
     if worst > MOST_BLOCKS:
         return _fragmented(worst)
+    alike = alike and not _come_by(program, loops)
     if partly or not alike:
         return "empty"
     if not moving:
@@ -331,13 +356,13 @@ def _begin(plan: Plan) -> str | Refusal:
     return "only" if program.mask == "full" or (trims and worst <= 1) else "empty"
 
 
-def _come_by(plan: Plan) -> bool:
+def _come_by(program: Program, loops: tuple[Loop, ...]) -> bool:
     """Whether results that stay are of more than one tile: an output carries what is walked."""
     return any(
         tensor.carries(loop.axis)
-        for loop in plan.nest.loops
+        for loop in loops
         if loop.walks and not loop.outputs
-        for tensor in plan.program.outputs
+        for tensor in program.outputs
     )
 
 
@@ -363,6 +388,39 @@ def _skipped(dims: tuple[str, str]) -> Refusal:
     )
 
 
+def _not_cuttable(fault: NotCuttable) -> Refusal:
+    words = str(fault)
+    return Refusal("mask-not-cuttable", lambda: (words, "use another order, or kernel"))
+
+
+def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool, bool] | Refusal:
+    """Of all ranks: most blocks of a tile; whether every first tile is one block, of all cells of
+    the results; and whether the mask leaves nothing of some tile."""
+    places = tuple(_places(program, loops, axis) for axis in program.mask_axes)
+    tiles = program.tiles and (program.tiles, program.parallel)
+    key = "fragments", program.kernel, program.order, tiles, places
+    found = program.shared.get(key)
+    if found is None:
+        try:
+            found = _cut(program, *places)
+        except NotCuttable as fault:
+            found = _not_cuttable(fault)
+        program.shared[key] = found
+    return found
+
+
+def _cut(
+    program: Program, rows: tuple[str, ...], columns: tuple[str, ...]
+) -> tuple[int, bool, bool]:
+    worst, alike, blank, domain = 0, True, False, atoms_of(program).domain
+    for mine, theirs, first in _tiles(program, rows, columns):
+        blocks = visible(domain, program.kernel, mine, theirs)
+        worst, blank = max(worst, len(blocks)), blank or not blocks
+        if first and not (len(blocks) == 1 and _covers(program, blocks[0], mine, theirs)):
+            alike = False
+    return worst, alike, blank
+
+
 def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:
     """Whether a block has all cells of the outputs that the tiles have."""
     spans = zip(program.mask_axes, (block.rows, block.cols), (rows, cols), strict=True)
@@ -383,23 +441,27 @@ def _fragmented(worst: int) -> Refusal:
     )
 
 
-def _tiles(plan: Plan):
+def _tiles(program: Program, rows: tuple[str, ...], columns: tuple[str, ...]):
     """(rows, columns, whether it is the first of its results) of all tiles of all ranks."""
-    program, mesh = plan.program, plan.program.mesh
     row_axis, column_axis = program.mask_axes
-    rows = _places(plan, row_axis)
-    columns = _places(plan, column_axis)
-    for held_rows in product(*(range(mesh.extent(dim)) for dim in rows)):
-        place = dict(zip(rows, held_rows, strict=True))
-        mine = plan.atoms.owned(program.order, row_axis, {d: (i,) for d, i in place.items()})
-        for held in product(*(range(mesh.extent(dim)) for dim in columns)):
-            there = dict(zip(columns, held, strict=True))
+    atoms = atoms_of(program)
+    owners = _held(program, column_axis, columns)
+    for place, mine in _held(program, row_axis, rows):
+        for there, tiles in owners:
             first = all(place.get(dim, i) == i for dim, i in there.items())
-            held_columns = {d: (i,) for d, i in there.items()}
-            theirs = plan.atoms.owned(program.order, column_axis, held_columns)
-            for part in _runs(mine, plan.atoms.parts(row_axis)):
-                for tile in _runs(theirs, plan.atoms.parts(column_axis)):
+            for part in _runs(mine, atoms.parts(row_axis)):
+                for tile in _runs(tiles, atoms.parts(column_axis)):
                     yield part, tile, first
+
+
+def _held(program: Program, axis: str, dims: tuple[str, ...]) -> list[tuple[dict, tuple]]:
+    """Every place along some dimensions, and the atoms that it owns."""
+    atoms, found = atoms_of(program), []
+    for held in product(*(range(program.mesh.extent(dim)) for dim in dims)):
+        place = dict(zip(dims, held, strict=True))
+        owned = atoms.owned(program.order, axis, {d: (i,) for d, i in place.items()})
+        found.append((place, owned))
+    return found
 
 
 def _runs(atoms: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
@@ -408,7 +470,7 @@ def _runs(atoms: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
     return [atoms[i * size : (i + 1) * size] for i in range(parts)]
 
 
-def _places(plan: Plan, axis: str) -> tuple[str, ...]:
+def _places(program: Program, loops: tuple[Loop, ...], axis: str) -> tuple[str, ...]:
     """Dimensions along which different tiles of an axis come to a rank, or stay on it."""
-    walks = [w.dim for loop in plan.nest.loops if loop.axis == axis for w in loop.walks]
-    return plan.program.mesh.in_order((*walks, *plan.program.parallel_dims(axis)))
+    walks = [w.dim for loop in loops if loop.axis == axis for w in loop.walks]
+    return program.mesh.in_order((*walks, *program.parallel_dims(axis)))

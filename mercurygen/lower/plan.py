@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from mercurygen.ir.atoms import Atoms, Region
+from mercurygen.ir.atoms import Atoms, Region, atoms_of
 from mercurygen.ir.layout import Interleaving
 from mercurygen.ir.problem import DTYPES
 from mercurygen.ir.program import CombineKind, Program, Tensor, TileLoop
@@ -226,7 +226,7 @@ class Plan:
     @cached_property
     def atoms(self) -> Atoms:
         """How the axes are cut."""
-        return Atoms(self.program)
+        return atoms_of(self.program)
 
     @cached_property
     def chunk(self) -> int:

@@ -12,6 +12,7 @@ from mercurygen.ir.atoms import Region
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.plan import Gather, Loop, Plan, Stages, Walk
 from mercurygen.lower.recorder import Limits, Recorder, Tiles, Works
+from mercurygen.lower.visible import read_run
 
 Owners = dict[str, int]
 Coming = Iterator[tuple[Owners, Tiles]]
@@ -94,17 +95,13 @@ class Rings(Recorder):
             return region
         rows, columns = self.program.mask_axes
         other = columns if axis == rows else rows
-        index = tensor.axes.index(axis)
-        atoms, domain = region[index], self.atoms.domain
-        read = set()
+        index, others = tensor.axes.index(axis), set()
         for place in product(*(range(self.mesh.extent(dim)) for dim in inner)):
             there = {**reader, **dict(zip(inner, place, strict=True))}
-            theirs = self.atoms.iterations(other, there)
-            for i, atom in enumerate(atoms):
-                if any(domain.live(*((atom, x) if axis == rows else (x, atom))) for x in theirs):
-                    read.add(i)
-        run = atoms[min(read) : max(read) + 1] if read else ()
-        return (*region[:index], run, *region[index + 1 :])
+            others.update(self.atoms.iterations(other, there))
+        atoms = region[index]
+        run = read_run(self.atoms.domain, axis == rows, atoms, tuple(sorted(others)))
+        return (*region[:index], atoms[slice(*run)], *region[index + 1 :])
 
     # --- one ring -----------------------------------------------------------------------------
 

@@ -137,3 +137,23 @@ def live_pairs(block: Block, size: int) -> int:
     """
     height, width = tokens_of(block, size)
     return height * (height + 1) // 2 if block.causal else height * width
+
+
+@lru_cache(maxsize=65536)
+def read_run(
+    domain: Liveness, by_rows: bool, atoms: tuple[int, ...], others: tuple[int, ...]
+) -> tuple[int, int]:
+    """The run of a tile that a rank reads: (start, stop) among its atoms.
+
+    Args:
+        domain: of the mask.
+        by_rows: whether the tile is of rows; else of columns.
+        atoms: of the tile.
+        others: atoms of the other axis that the rank works on.
+    """
+    read = [
+        i
+        for i, atom in enumerate(atoms)
+        if any(domain.live(atom, x) if by_rows else domain.live(x, atom) for x in others)
+    ]
+    return (read[0], read[-1] + 1) if read else (0, 0)

@@ -137,15 +137,27 @@ def apply(operator: Operator, schedule: Schedule, spans: tuple[Span, ...] = ()) 
 
 
 def attempt(program: Program, directives: tuple[Directive, ...]) -> Program | Refusal:
-    """The complete program of some directives, or the first refusal; formats nothing."""
+    """The complete program of some directives, or the first refusal; formats nothing.
+
+    A search tries many schedules that begin alike: what a program becomes by a directive is kept
+    beside it.
+    """
+    program.shared  # noqa: B018 - made before any program that shares it
     for directive in directives:
-        rule = RULES[type(directive)]
-        refusal = rule.refuse(program, directive)
-        if refusal is not None:
-            return refusal
-        program = rule.rewrite(program, directive)
+        following = program.__dict__.setdefault("following", {})
+        after = following.get(directive)
+        if after is None:
+            after = following[directive] = _after(program, directive)
+        if isinstance(after, Refusal):
+            return after
+        program = after
     settled, fault = complete(program)
     return settled if fault is None else fault.refusal
+
+
+def _after(program: Program, directive: Directive) -> Program | Refusal:
+    rule = RULES[type(directive)]
+    return rule.refuse(program, directive) or rule.rewrite(program, directive)
 
 
 def _error(schedule: Schedule, spans: tuple[Span, ...], fault: Fault) -> UserError:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from math import prod
 
 from mercurygen.errors import Refusal
-from mercurygen.ir.atoms import Atoms
+from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.layout import Order
 from mercurygen.ir.problem import divisors, nearest_multiples
 from mercurygen.ir.program import BorderStep, Program, Tensor
@@ -27,12 +26,27 @@ def complete(program: Program) -> SETTLED:
     fault = _fault_of_derived(program) or fault_of_stories(program)
     if fault:
         return None, fault
+    kernel = program.kernel
+    if kernel is None:
+        kernel = "aten" if program.operator in ATEN_OPERATORS else OWN_BODY
+    if program.border or program.tiles:
+        return _laid_out(program.changed(kernel=kernel))
+    key = "laid out", program.layout  # of many schedules, which differ in how tensors move
+    found = program.shared.get(key)
+    if found is None:
+        found = program.shared[key] = _laid_out(program)
+    settled, fault = found
+    if fault is not None:
+        return None, fault
+    return program.changed(kernel=kernel, order=settled.order, border=settled.border), None
+
+
+def _laid_out(program: Program) -> SETTLED:
+    """Order and border of a program whose tensors have their stories."""
     split = sequence_dims(program)
     if program.order is None:
         kind = "zigzag" if program.mask == "causal" and split else "contiguous"
-        program = replace(program, order=Order(kind, split))
-    kernel = "aten" if program.operator in ATEN_OPERATORS else OWN_BODY
-    program = replace(program, kernel=program.kernel or kernel)
+        program = program.changed(order=Order(kind, split))
     fault = _fault_of_order(program, split) or _fault_of_sizes(program) or _fault_of_tiles(program)
     if fault:
         return None, fault
@@ -50,24 +64,25 @@ def _with_default_pins(program: Program) -> Program:
     def pinned(tensor: Tensor) -> Tensor:
         sequence = program.sequence(tensor)
         if sequence is not None:
-            return replace(tensor, pin=(sequence,) * len(program.mesh.dims))
-        stored = tuple(program.stored(tensor, dim) for dim in program.mesh.names)
-        return replace(tensor, pin=stored)
+            return tensor.pinned_as((sequence,) * len(program.mesh.dims))
+        return tensor.pinned_as(program.storage(tensor))
 
-    return _with_derived_pins(replace(program, tensors=tuple(map(pinned, program.tensors))))
+    return _with_derived_pins(program.changed(tensors=tuple(map(pinned, program.tensors))))
 
 
 def _with_derived_pins(program: Program) -> Program:
     """A derived tensor lies where the rows of what it is made of lie."""
+    if not program.derived:
+        return program
 
     def pinned(tensor: Tensor) -> Tensor:
         if tensor.role != "derived":
             return tensor
         source = program.tensor(tensor.reads[0])
         pin = tuple(axis if axis and tensor.carries(axis) else None for axis in source.pin)
-        return replace(tensor, pin=pin)
+        return tensor.pinned_as(pin)
 
-    return replace(program, tensors=tuple(map(pinned, program.tensors)))
+    return program.changed(tensors=tuple(map(pinned, program.tensors)))
 
 
 def _fault_of_derived(program: Program) -> Fault | None:
@@ -87,14 +102,14 @@ def _fault_of_derived(program: Program) -> Fault | None:
 
 def sequence_dims(program: Program) -> tuple[str, ...]:
     """The dimensions over which a sequence is split, by a pin or by the schedule."""
+    named: set[tuple[int, str | None]] = set()
+    for tensor in program.tensors:
+        named.update(enumerate(tensor.pin))
+        named.update(enumerate(program.storage(tensor)))
     return tuple(
         dim
-        for dim in program.mesh.names
-        if any(
-            axis in program.mask_axes
-            for tensor in program.tensors
-            for axis in (program.pinned(tensor, dim), program.stored(tensor, dim))
-        )
+        for index, dim in enumerate(program.mesh.names)
+        if any((index, axis) in named for axis in program.mask_axes)
     )
 
 
@@ -117,6 +132,8 @@ def _fault_of_sizes(program: Program) -> Fault | None:
             refusal = sequence_refusal(extent, order.kind, order.ranks(program.mesh))
             if refusal:
                 return Fault(refusal, "order")
+    if _divides(program):
+        return None
     for axis in program.axes:
         if axis.name in program.mask_axes:
             continue
@@ -129,8 +146,25 @@ def _fault_of_sizes(program: Program) -> Fault | None:
     return None
 
 
+def _divides(program: Program) -> bool:
+    """Whether no axis is split into more parts than it has, as `_split_sets` says at length."""
+    sizes, extents = [dim.size for dim in program.mesh.dims], program.extents
+    splits = {program.parallel}
+    for tensor in program.tensors:
+        splits |= {tensor.pin, program.storage(tensor)}
+    for split in splits:
+        ways: dict[str, int] = {}
+        for axis, size in zip(split, sizes, strict=True):
+            if axis is not None and axis not in program.mask_axes:
+                ways[axis] = ways.get(axis, 1) * size
+        for axis, count in ways.items():
+            if extents[axis] % count:
+                return False
+    return True
+
+
 def _fault_of_tiles(program: Program) -> Fault | None:
-    atoms = Atoms(program)
+    atoms = atoms_of(program)
     for loop in program.tiles:
         parts = atoms.loop_parts(loop.axes)
         seen = [
@@ -297,7 +331,7 @@ def _indivisible(axis: str, extent: int, dims: tuple[str, ...], ranks: int) -> R
 def _settle_border(program: Program) -> SETTLED:
     needed = needed_border(program)
     if not program.border:
-        return replace(program, border=needed), None
+        return program.changed(border=needed), None
     if Counter(program.border) != Counter(needed):
         steps = (Reshard((s.tensor,), s.source, s.target, s.dim) for s in needed)
         lines = ", ".join(str(step).removeprefix("reshard ") for step in steps)
@@ -327,15 +361,19 @@ def needed_border(program: Program) -> tuple[BorderStep, ...]:
     An all-to-all along one dimension moves the same bytes in whatever order they come: inputs
     go outermost first, and outputs leave the way the inputs came.
     """
+    ways = {
+        tensor.name: tuple(zip(tensor.pin, program.storage(tensor), strict=True))
+        for tensor in program.tensors
+    }
     steps = []
-    for dim in program.mesh.names:
+    for index, dim in enumerate(program.mesh.names):
         for tensor in program.read:
-            pinned, stored = program.pinned(tensor, dim), program.stored(tensor, dim)
+            pinned, stored = ways[tensor.name][index]
             if pinned != stored:
                 steps.append(BorderStep(tensor.name, pinned, stored, dim))
-    for dim in reversed(program.mesh.names):
+    for index, dim in reversed(tuple(enumerate(program.mesh.names))):
         for tensor in program.outputs:
-            pinned, stored = program.pinned(tensor, dim), program.stored(tensor, dim)
+            pinned, stored = ways[tensor.name][index]
             if pinned != stored:
                 steps.append(BorderStep(tensor.name, stored, pinned, dim))
     return tuple(steps)

@@ -29,14 +29,17 @@ class Fault:
 
 def fault_of_stories(program: Program) -> Fault | None:
     """The first thing that is wrong with how tensors come to the ranks, or go."""
-    for dim in program.mesh.names:
-        axis = program.parallel_axis(dim)
+    moved = (*program.read, *program.outputs)
+    for index, (dim, axis) in enumerate(zip(program.mesh.names, program.parallel, strict=True)):
         if axis is None:
             return Fault(_unused(program, dim), None)
-        for tensor in (*program.read, *program.outputs):
-            found = _story(program, tensor, dim, axis)
-            if found:
-                return found
+        for tensor in moved:
+            if not _told(program, tensor, index, axis):
+                found = _story(program, tensor, dim, axis)
+                if found:
+                    return found
+    if not program.stages and not program.tiles:
+        return None
     return next(
         (
             fault
@@ -45,6 +48,17 @@ def fault_of_stories(program: Program) -> Fault | None:
         ),
         None,
     )
+
+
+def _told(program: Program, tensor: Tensor, index: int, axis: str) -> bool:
+    """Whether a tensor has its one story along a dimension, at a glance."""
+    where = tensor.name, program.mesh.names[index]
+    stage, whole = program.moves.get(where), where in program.replicated
+    if axis in tensor.axes:
+        return stage is None and not whole
+    if stage is None or whole:
+        return False
+    return tensor.pin[index] in (None, stage.axis)
 
 
 def _unused(program: Program, dim: str) -> Refusal:
@@ -151,12 +165,12 @@ def _no_story(program: Program, tensor: Tensor, dim: str, axis: str) -> Fault:
 
 
 def _input_walks(program: Program) -> list[Stage]:
-    outputs = {t.name for t in program.outputs}
+    outputs = program.output_names
     return [s for s in program.stages if s.kind == "walk" and s.tensors[0] not in outputs]
 
 
 def _output_walks(program: Program) -> list[Stage]:
-    outputs = {t.name for t in program.outputs}
+    outputs = program.output_names
     return [s for s in program.stages if s.kind == "walk" and s.tensors[0] in outputs]
 
 
@@ -192,7 +206,7 @@ def _pair(refusal: Refusal, one: Stage, other: Stage) -> Fault:
 
 def _interleaved(program: Program) -> Iterator[Fault]:
     """A tensor's stages with another's walk between them; a gather inside a trimmed walk."""
-    outputs = {t.name for t in program.outputs}
+    outputs = program.output_names
     stages = [s for s in program.stages if s.tensors[0] not in outputs]
     for index, stage in enumerate(stages):
         walks = [s for s in stages[:index] if s.kind == "walk"]
@@ -251,8 +265,8 @@ def _skewed(program: Program) -> Iterator[Fault]:
 
 def _outputs(program: Program) -> Iterator[Fault]:
     """Results that go home: along the axis of the tiles that come by, and not both ways."""
-    walks = _input_walks(program)
     homes = _output_walks(program)
+    walks = _input_walks(program) if homes else []
     for index, stage in enumerate(homes):
         for with_it in (s for s in walks if s.dim == stage.dim):
             if with_it.axis != stage.axis:

@@ -58,7 +58,6 @@ from mercurygen.schedule.directives import (
     Reshard,
     Tile,
 )
-from mercurygen.schedule.rules import RULES
 from mercurygen.schedule.rules.parallelize import splittable
 from mercurygen.search.loops import PARTS, loops
 from mercurygen.search.nests import Groups, count, directives, nests
@@ -73,16 +72,14 @@ class Point:
     """A schedule not yet tried.
 
     Attributes:
-        start: the operator on the mesh, with the directives that are not in `rest`.
+        start: the operator on the mesh, nothing distributed yet.
         directives: without reshards.
         design: the named design that it is an instance of, or None.
-        rest: directives that `start` lacks; None: all. Points that begin alike share the others.
     """
 
     start: Program
     directives: tuple[Directive, ...]
     design: str | None
-    rest: tuple[Directive, ...] | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -116,13 +113,10 @@ def points(
         program = start(operator, problem, mesh)
         own = design and patterns.get(design).order
         for kind in _orders(problem, mesh, order, own):
-            framed: dict[tuple[Directive, ...], Program] = {}
             for split, moves in _bodies(program) if design is None else _forms(program, design):
-                first, last = (*_frame(program, kind), *split), Patch("body", KERNEL)
-                if first not in framed:
-                    framed[first] = _given(program, (*first, last))
-                name = design or patterns.name_of(mesh, (*first, *moves))
-                yield Point(framed[first], (*first, *moves, last), name, moves)
+                lines = (*_frame(program, kind), *split, *moves)
+                name = design or patterns.name_of(mesh, lines)
+                yield Point(program, (*lines, Patch("body", KERNEL)), name)
 
 
 def size(
@@ -145,7 +139,7 @@ def size(
 
 def settle(point: Point) -> tuple[Program, tuple[Directive, ...]] | Refusal:
     """The complete program of a point and its directives with the reshards, or a refusal."""
-    program = attempt(point.start, point.directives if point.rest is None else point.rest)
+    program = attempt(point.start, point.directives)
     if isinstance(program, Refusal):
         return program
     frame = [d for d in point.directives if isinstance(d, OrderTokens | Pin)]
@@ -234,13 +228,6 @@ def _forms(program: Program, design: str) -> Iterator[Body]:
     fitting = [parts for parts in PARTS if have % parts == 0 and have]
     for parts in fitting or PARTS[:1]:  # what does not fit is refused
         yield lines, (*moves, Tile(pattern.tile, parts))
-
-
-def _given(program: Program, first: tuple[Directive, ...]) -> Program:
-    """The program with the lines that many points share."""
-    for directive in first:
-        program = RULES[type(directive)].rewrite(program, directive)
-    return program
 
 
 def _reshards(program: Program) -> Iterator[Reshard]:

@@ -9,8 +9,6 @@ with them, they must lead from the pins to what the schedule works from.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import BorderStep, Program
 from mercurygen.schedule.directives import Reshard
@@ -44,4 +42,4 @@ def rewrite(program: Program, d: Reshard) -> Program:
             axis and program.named_axis(tensor, axis) for axis in (d.source, d.target)
         )
         steps.append(BorderStep(name, source, target, d.dim))
-    return replace(program, border=(*program.border, *steps))
+    return program.changed(border=(*program.border, *steps))

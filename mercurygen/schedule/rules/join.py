@@ -6,8 +6,6 @@ after:  joins H, G
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program
 from mercurygen.schedule.directives import Join
@@ -37,4 +35,4 @@ def refuse(program: Program, d: Join) -> Refusal | None:
 
 def rewrite(program: Program, d: Join) -> Program:
     """The program with the axes as one."""
-    return replace(program, joins=(*program.joins, d.axes))
+    return program.changed(joins=(*program.joins, d.axes))

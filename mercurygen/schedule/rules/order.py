@@ -6,8 +6,6 @@ after:  `order S: zigzag over node, gpu`
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal
 from mercurygen.ir.layout import Order
 from mercurygen.ir.program import SEQUENCE, Program
@@ -50,4 +48,4 @@ def refuse(program: Program, d: OrderTokens) -> Refusal | None:
 
 def rewrite(program: Program, d: OrderTokens) -> Program:
     """The program with its token order."""
-    return replace(program, order=Order(d.kind, d.dims))
+    return program.changed(order=Order(d.kind, d.dims))

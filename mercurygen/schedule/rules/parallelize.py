@@ -6,8 +6,6 @@ after:  axis H = 8 over gpu
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program
 from mercurygen.schedule.directives import Parallelize
@@ -55,4 +53,4 @@ def rewrite(program: Program, d: Parallelize) -> Program:
         d.axis if dim in d.dims else old
         for dim, old in zip(program.mesh.names, program.parallel, strict=True)
     )
-    return replace(program, parallel=parallel)
+    return program.changed(parallel=parallel)

@@ -6,8 +6,6 @@ after:  body with aten
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal, closest
 from mercurygen.ir.program import Program
 from mercurygen.schedule.directives import Patch
@@ -31,4 +29,4 @@ def refuse(program: Program, d: Patch) -> Refusal | None:
 
 def rewrite(program: Program, d: Patch) -> Program:
     """The program with its kernel."""
-    return replace(program, kernel=d.kernel)
+    return program.changed(kernel=d.kernel)

@@ -6,8 +6,6 @@ after:  q [B, S_q, H * G, D] pinned S_q over node, gpu
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program
 from mercurygen.schedule.directives import Pin
@@ -54,6 +52,6 @@ def rewrite(program: Program, d: Pin) -> Program:
             axis if dim in d.dims else old
             for dim, old in zip(program.mesh.names, tensor.pin, strict=True)
         )
-        return replace(tensor, pin=pin)
+        return tensor.pinned_as(pin)
 
-    return replace(program, tensors=tuple(map(pinned, program.tensors)))
+    return program.changed(tensors=tuple(map(pinned, program.tensors)))

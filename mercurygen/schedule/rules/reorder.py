@@ -6,8 +6,6 @@ after:  tiles H by 4, S_kv by 2
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program
 from mercurygen.schedule.directives import Reorder
@@ -33,4 +31,4 @@ def refuse(program: Program, d: Reorder) -> Refusal | None:
 def rewrite(program: Program, d: Reorder) -> Program:
     """The program with its tile loops in this order."""
     by_axes = {loop.axes: loop for loop in program.tiles}
-    return replace(program, tiles=tuple(by_axes[joined_axes(program, axis)] for axis in d.axes))
+    return program.changed(tiles=tuple(by_axes[joined_axes(program, axis)] for axis in d.axes))

@@ -7,8 +7,6 @@ after:  replicated k over gpu, v over gpu
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program
 from mercurygen.schedule.directives import Replicate
@@ -49,8 +47,7 @@ def rewrite(program: Program, d: Replicate) -> Program:
     """The program with these tensors whole along these dimensions."""
     pairs = tuple((name, dim) for name in d.tensors for dim in d.dims)
     less = tuple((*pair, d.dtype) for pair in pairs) if d.dtype else ()
-    return replace(
-        program,
+    return program.changed(
         replicated=(*program.replicated, *pairs),
         reduce_dtype=(*program.reduce_dtype, *less),
     )

@@ -9,8 +9,6 @@ Several dimensions nest in the order written: the first gathers what is stored.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program, Stage
 from mercurygen.schedule.directives import Shard
@@ -27,4 +25,4 @@ def rewrite(program: Program, d: Shard) -> Program:
     names = in_order(program, d.tensors)
     kind = "scatter" if program.tensor(names[0]).role == "output" else "gather"
     stages = (Stage(names, kind, d.axis, dim, dtype=d.dtype) for dim in d.dims)
-    return replace(program, stages=(*program.stages, *stages))
+    return program.changed(stages=(*program.stages, *stages))

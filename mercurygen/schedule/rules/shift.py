@@ -9,8 +9,6 @@ output the partial results go home, with the tiles that they are of, or straight
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program, Stage
 from mercurygen.schedule.directives import Along, Shift
@@ -85,4 +83,4 @@ def rewrite(program: Program, d: Shift) -> Program:
     """The program with one more walk per dimension, inside the stages before it."""
     names = in_order(program, d.tensors)
     stages = (Stage(names, "walk", d.axis, a.dim, a.options, d.dtype) for a in d.along)
-    return replace(program, stages=(*program.stages, *stages))
+    return program.changed(stages=(*program.stages, *stages))

@@ -8,8 +8,6 @@ Collectives of what carries the axis move into the loop; the next part's run und
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program, TileLoop
 from mercurygen.schedule.directives import Tile
@@ -41,4 +39,4 @@ def refuse(program: Program, d: Tile) -> Refusal | None:
 def rewrite(program: Program, d: Tile) -> Program:
     """The program with one more tile loop, inside those before it."""
     loop = TileLoop(joined_axes(program, d.axis), d.parts)
-    return replace(program, tiles=(*program.tiles, loop))
+    return program.changed(tiles=(*program.tiles, loop))

@@ -1,0 +1,123 @@
+"""How many schedules a second one core prices in closed form.
+
+    python benchmarks/search.py [--topo a100x16] [--most 3] [--profile]
+
+Takes every product of axes {B, H, G, S_q, S_kv} over the meshes of a topology of at most so many
+dimensions, with every story of the tensors that an axis leaves apart (gather, walk, direct walk;
+results scattered, travelling, sent home), and prints candidates a second: from directives to bytes,
+memory and time. What is refused is counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import pstats
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+
+from mercurygen.cost import closed
+from mercurygen.cost.links import Network
+from mercurygen.cost.topology import load
+from mercurygen.designs.meshes import meshes
+from mercurygen.errors import Refusal
+from mercurygen.ir.mesh import Mesh
+from mercurygen.ir.problem import Problem
+from mercurygen.ir.program import Program
+from mercurygen.lower.lower import lower
+from mercurygen.operators import load as load_operator
+from mercurygen.schedule.apply import attempt, start
+from mercurygen.schedule.directives import Along, Directive, Parallelize, Shard, Shift
+from mercurygen.search.place import links
+
+AXES = ("B", "H", "G", "S_q", "S_kv")
+COMING = ("gather", "walk", "direct")
+ROUND = (
+    ("gather", "scatter"),
+    ("walk", "walk"),
+    ("walk", "direct"),
+    ("direct", "walk"),
+    ("direct", "direct"),
+)
+
+
+def line(tensors: tuple[str, ...], axis: str, dim: str, way: str) -> Directive:
+    """One tensor's story along one dimension."""
+    if way in ("gather", "scatter"):
+        return Shard(tensors, axis, (dim,))
+    return Shift(tensors, axis, (Along(dim, ("direct",) if way == "direct" else ()),))
+
+
+def bodies(mesh: Mesh) -> Iterator[tuple[Directive, ...]]:
+    """Every split of the iterations, with every story."""
+    for axes in product(AXES, repeat=len(mesh.dims)):
+        split = tuple(zip(mesh.names, axes, strict=True))
+        head = tuple(
+            Parallelize(axis, tuple(dim for dim, other in split if other == axis))
+            for axis in dict.fromkeys(axes)
+        )
+        brought = [dim for dim, axis in split if axis in ("S_q", "G")]
+        around = [dim for dim, axis in split if axis == "S_kv"]
+        for ways in product(COMING, repeat=len(brought)):
+            keys = [
+                line(("k", "v"), "S_kv", dim, way) for dim, way in zip(brought, ways, strict=True)
+            ]
+            for both in product(ROUND, repeat=len(around)):
+                pairs = list(zip(around, both, strict=True))
+                queries = [line(("q",), "S_q", dim, way) for dim, (way, _) in pairs]
+                results = [line(("out", "lse"), "S_q", dim, way) for dim, (_, way) in pairs]
+                yield (*head, *keys, *queries, *results)
+
+
+def price(program: Program, body: tuple[Directive, ...], network: Network) -> str:
+    """Price one candidate; the slug of what refuses it, or "priced"."""
+    settled = attempt(program, body)
+    if isinstance(settled, Refusal):
+        return settled.slug
+    plan = lower(settled)
+    if isinstance(plan, Refusal):
+        return plan.slug
+    closed.cost(plan, network)
+    return "priced"
+
+
+def main() -> None:
+    """Price the space."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--topo", default="a100x16")
+    parser.add_argument("--most", type=int, default=3, help="dimensions of a mesh")
+    parser.add_argument("--profile", action="store_true", help="where the time goes")
+    options = parser.parse_args()
+    topology = load(options.topo)
+    group = tuple(level.size for level in topology.levels)
+    network, operator = Network(topology, group), load_operator("attention")
+    seconds: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    profile = cProfile.Profile() if options.profile else None
+    gc.freeze()
+    for mesh in meshes(links(topology, group), options.most):
+        program = start(operator, Problem(), mesh)
+        for body in bodies(mesh):
+            if profile:
+                profile.enable()
+            began = time.process_time()
+            slug = price(program, body, network)
+            seconds[slug] += time.process_time() - began
+            if profile:
+                profile.disable()
+            counts[slug] += 1
+    priced, spent = counts.pop("priced"), seconds.pop("priced")
+    refused, lost = counts.total(), seconds.total()
+    print(f"{priced} candidates priced in {spent:.2f} s: {priced / spent:.0f} a second")
+    print(f"{refused} refused in {lost:.2f} s: {refused / lost:.0f} a second")
+    for slug, count in counts.most_common():
+        print(f"  {count:6} {slug}, {seconds[slug] / count * 1e6:.0f} us each")
+    if profile:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+"""Results that go home, and reductions, counted: the rest of `mercurygen.lower.nest`."""
+
+from __future__ import annotations
+
+from mercurygen.cost.nested import Nested, Part, Parts, Sizes, lively, replaced
+from mercurygen.cost.rings import NoForm
+from mercurygen.cost.tally import NEVER
+from mercurygen.lower.plan import Gather, Loop, Reduce
+from mercurygen.lower.sizes import ATEN
+
+Absent = list[bool] | None  # classes that have no results for a tile; None: all have some
+
+
+class Homeward(Nested):
+    """A nest whose loops may send results home."""
+
+    def whole(self, tiles: Sizes) -> Parts:
+        """All loops and reductions."""
+        found = self.scope(0, tiles)
+        if self.plan.nest.reduces:
+            wide = self.widen(found)
+            self.tally.down(replaced(found, wide))
+            found = wide
+        for reduce in self.plan.nest.reduces:
+            found = self.reduce(found, reduce)
+        return self.narrow(found)
+
+    def moving(self, number: int, tiles: Sizes) -> Parts:
+        """A loop whose results go to the owners of its tiles."""
+        loop, made, tally = self.loops[number], 0, self.tally
+        if loop.tensors and loop.leading:
+            tiles, made = self.lead(number, tiles)
+        way: type[_Going] = Travelling
+        if loop.home == "direct":
+            one_call = self.begin == "only" and self.steps is not None
+            way = SentCall if one_call and number + 1 == len(self.loops) else SentHome
+        sizes = [tiles[name] for name in loop.tensors]
+        for stage in loop.walking:
+            if isinstance(stage, Gather):
+                times = self.mesh.extent(stage.dim)
+                tiles = {**tiles, **{name: tiles[name] * times for name in loop.tensors}}
+        going = way(self, number, tiles)
+        if loop.tensors:
+            self.coming(number, sizes, going.step)
+        else:
+            for step in range(going.size):
+                self.times[self.offsets[number]] = step
+                going.step()
+        last = self.offsets[number] + len(loop.walks) - 1
+        tally.down(self.old[last])
+        self.old[last] = 0
+        found = going.end()
+        tally.down(made)
+        return found
+
+    def part(self, number: int, tiles: Sizes) -> tuple[Parts, Absent]:
+        """The results for the tile that is here, and which classes have none."""
+        tally = self.tally
+        absent = self.absent(number)
+        if absent is not None:
+            if all(absent):
+                return {}, absent
+            away = [NEVER if gone else 0 for gone in absent]
+            tally.up_each(away, look=False)
+        if number + 1 < len(self.loops):
+            found = self.scope(number + 1, tiles)
+        else:
+            found = self.once()
+        if absent is not None:
+            tally.down_each(away)
+            tally.down_each([lively(found) if gone else 0 for gone in absent])
+        return found, absent
+
+    def absent(self, number: int) -> Absent:
+        """Classes that read nothing of the tile."""
+        gone = self.empty(number)
+        alone = number + 1 == len(self.loops)  # then it is the call that is left out
+        return None if alone and self.loops[number].home == "relayed" else gone
+
+    def unread(self, number: int, step: int) -> Absent:
+        """Classes for whose tile the rank that sends results now has none."""
+        loop = self.loops[number]
+        walk = loop.walks[-1]
+        leading = sum(not each.walks for each in self.loops)
+        alone = self.steps is not None and len(self.loops) == 1 + leading
+        if not alone or not walk.direct:
+            return None
+        row = self.steps.table[self.step()]
+        none = [int(not self.steps.kinds[kind]) for kind in row]
+        size = self.mesh.extent(walk.dim)
+        away = size - step if walk.reverse else step
+        found = [bool(n) for n in self.seen_from(none, walk.dim, away)]
+        return found if any(found) else None
+
+    # --- reductions ---------------------------------------------------------------------------
+
+    def reduce(self, found: Parts, reduce: Reduce) -> Parts:
+        """Partial results of a dimension's ranks, as one; what they were goes after that."""
+        before = {name: part for name, part in found.items() if name in reduce.tensors}
+        mine = self.widen(before)
+        if reduce.kind == "sum":
+            after = {name: self.summed(part, reduce, name) for name, part in mine.items()}
+        elif reduce.kind == "softmax" and reduce.axis is None:
+            after = self.softmax(mine, reduce)
+        else:
+            after = self.exchange(mine, reduce)
+        self.tally.down(replaced(before, mine) + replaced(mine, after))
+        return {**found, **after}
+
+    def summed(self, part: Part, reduce: Reduce, name: str) -> Part:
+        """A sum over a dimension, of all or of everyone's part."""
+        tally = self.tally
+        item = part.item if reduce.dtype is None else self.plan.itemsize(reduce.dtype)
+        narrow = self.cast(part, item)
+        gone = 0 if narrow is part else narrow.live
+        if reduce.axis is None:
+            tally.wait(tally.start("all-reduce", reduce.dim, narrow.live))
+            found = self.cast(narrow, self.partials[name])
+            tally.down(gone if found is not narrow else 0)
+            return found
+        tally.up(narrow.nbytes)
+        tally.copy(2 * narrow.nbytes)
+        kept = narrow.nbytes // self.mesh.extent(reduce.dim)
+        tally.up(kept)
+        tally.wait(tally.start("reduce-scatter", reduce.dim, narrow.nbytes))
+        target = Part(kept, kept, item)
+        found = self.cast(target, self.partials[name])
+        tally.down(narrow.nbytes + gone + (kept if found is not target else 0))
+        return found
+
+    def softmax(self, mine: Parts, reduce: Reduce) -> Parts:
+        """The maximum of lse, then one sum of what is weighed by it, in place."""
+        tally = self.tally
+        out, lse = (mine[name].nbytes for name in reduce.tensors)
+        tally.up(lse)
+        tally.copy(2 * lse)
+        tally.wait(tally.start("all-reduce", reduce.dim, lse))
+        tally.up(out + lse)
+        tally.spend(self.kernels.weigh(out, lse, out + lse))
+        tally.wait(tally.start("all-reduce", reduce.dim, out + lse))
+        tally.spend(self.kernels.weigh(out, lse, out + lse))
+        tally.down(out + 2 * lse)
+        return mine
+
+    def exchange(self, mine: Parts, reduce: Reduce) -> Parts:
+        """Partial results to the ranks that keep them, merged there in rank order."""
+        tally, size, gone, kept = self.tally, self.mesh.extent(reduce.dim), 0, {}
+        for name, part in mine.items():
+            nbytes = part.nbytes
+            if reduce.axis is None:
+                tally.up(nbytes * size)
+                tally.wait(tally.start("all-gather", reduce.dim, part.live))
+                gone, kept[name] = gone + nbytes * size, Part(nbytes, nbytes, part.item)
+                continue
+            tally.up(nbytes)
+            tally.copy(2 * nbytes)
+            tally.up(nbytes)
+            tally.wait(tally.start("all-to-all", reduce.dim, nbytes))
+            tally.down(nbytes)
+            gone, kept[name] = gone + nbytes, Part(nbytes // size, nbytes // size, part.item)
+        sizes = [part.nbytes for part in kept.values()]
+        tally.up(sum(sizes))
+        tally.spend(self.kernels.copies(sizes))
+        if reduce.kind == "softmax":
+            tally.top(self.merge_scratch(sizes[0], reduce.tensors[0]))
+        for _ in range(size):
+            tally.spend(self.kernels.merge(sizes))
+        tally.down(gone)
+        return kept
+
+
+class _Going:
+    """The loop of results on their way home.
+
+    Attributes:
+        size: of the dimension.
+    """
+
+    def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
+        self.nest, self.number, self.tally = nest, number, nest.tally
+        self.loop: Loop = nest.loops[number]
+        self.walk = self.loop.walks[-1]
+        self.size = nest.mesh.extent(self.walk.dim)
+        self.tiles = tiles
+        self.at = 0
+        self.results: Parts = {}
+
+    def each(self, nbytes: int, absent: Absent) -> list[int]:
+        """Bytes on every class."""
+        if absent is None:
+            return [nbytes] * self.tally.classes
+        return [0 if gone else nbytes for gone in absent]
+
+    def up(self, nbytes: int, absent: Absent) -> None:
+        """A buffer, on the classes that have it."""
+        if absent is None:
+            self.tally.up(nbytes)
+        else:
+            self.tally.up_each(self.each(nbytes, absent))
+
+    def down(self, nbytes: int, absent: Absent) -> None:
+        """It is gone."""
+        if absent is None:
+            self.tally.down(nbytes)
+        else:
+            self.tally.down_each(self.each(nbytes, absent))
+
+
+class SentHome(_Going):
+    """Straight to the owner, one step behind the tile; ours are what they merge into."""
+
+    def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
+        super().__init__(nest, number, tiles)
+        self.flight: tuple[float, Absent] | None = None
+        self.works: list[tuple[int, Absent]] = []  # buffers that the last transfer holds on to
+        self.moved = sum(nest.results[name] for name in self.loop.outputs)
+
+    def step(self) -> None:
+        """A tile is here."""
+        nest, step = self.nest, self.at
+        self.at += 1
+        part, absent = nest.part(self.number, self.tiles)
+        if not step:
+            if absent is not None:
+                raise NoForm("no results for our own tile")
+            self.results = nest.widen(part)
+            self.tally.down(replaced(part, self.results))
+            return
+        self.land()
+        stays = [name for name in part if name not in self.loop.outputs]
+        if stays:
+            nest.merge(stays, absent)
+        out = self.outgoing(part, absent)
+        missing = nest.unread(self.number, step)
+        self.up(self.moved, missing)
+        away = step if self.walk.reverse else self.size - step
+        if absent is None and missing is None:
+            end = self.tally.start("shift", self.walk.dim, out, away)
+        else:
+            sizes = self.each(out, absent), self.each(self.moved, missing)
+            end = self.tally.start_each(self.walk.dim, *sizes, away)
+        self.works = [(out, absent), (self.moved, missing)]
+        self.flight = end, missing
+
+    def outgoing(self, part: Parts, absent: Absent) -> int:
+        """Bytes of results ready to be sent, in the dtype that they are merged in."""
+        nest = self.nest
+        moves = {name: one for name, one in part.items() if name in self.loop.outputs}
+        if not moves:  # no class has any
+            return self.moved
+        gone = lively(part)
+        if nest.begin == "only" and nest.program.kernel == ATEN:
+            self.up(self.moved, absent)
+            self.tally.copy(lively(moves) + self.moved)
+        else:
+            gone -= lively(moves)
+        self.down(gone, absent)
+        return self.moved
+
+    def land(self) -> None:
+        """Wait for others' results for our tile, and merge them."""
+        if self.flight is None:
+            return
+        end, missing = self.flight
+        self.tally.wait(end)
+        if missing is None or not all(missing):
+            self.nest.merge(self.loop.outputs, missing)
+        for nbytes, gone in self.works:
+            self.down(nbytes, gone)
+        self.flight = None
+
+    def end(self) -> Parts:
+        """No more tiles."""
+        self.land()
+        return self.results
+
+
+class SentCall(_Going):
+    """Straight to the owner, where the body is called once for a tile, on what the mask leaves of
+    it: every class sends the rows that it has worked on."""
+
+    def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
+        super().__init__(nest, number, tiles)
+        self.flight: tuple[float, list[int]] | None = None
+        self.works: list[list[int]] = []
+        self.names = [t.name for t in nest.outputs]
+        self.moved = [i for i, name in enumerate(self.names) if name in self.loop.outputs]
+
+    def step(self) -> None:
+        """A tile is here."""
+        nest, tally, step = self.nest, self.tally, self.at
+        self.at += 1
+        if not step:
+            part, _ = nest.part(self.number, self.tiles)
+            self.results = nest.widen(part)
+            tally.down(replaced(part, self.results))
+            return
+        row = nest.steps.table[nest.step()]
+        _, seconds, scratch, shares, regions = nest.calls(False)
+        none = (0,) * len(self.names)
+        made = [shares[kind] or none for kind in row]
+        tally.up_each([sum(sizes) for sizes in made])
+        tally.top_each([scratch[kind] for kind in row])
+        tally.now += max(seconds[kind] for kind in row)
+        self.land()
+        stays = [i for i in range(len(self.names)) if i not in self.moved]
+        if stays:
+            nest.merge([self.names[i] for i in stays])
+        out = [sum(sizes[i] for i in self.moved) for sizes in made]
+        if nest.program.kernel == ATEN:
+            going = [sum((regions[kind] or none)[i] for i in self.moved) for kind in row]
+            tally.up_each(going)
+            tally.copy(max(out) + max(going))
+            tally.down_each([sum(sizes) for sizes in made])
+        else:
+            going = out
+            tally.down_each([sum(sizes[i] for i in stays) for sizes in made])
+        away = step if self.walk.reverse else self.size - step
+        first = [(regions[kind] or none)[self.moved[0]] for kind in row]
+        arriving = nest.seen_from(going, self.walk.dim, self.size - away)
+        heads = nest.seen_from(first, self.walk.dim, self.size - away)
+        tally.up_each(arriving)
+        end = tally.start_each(self.walk.dim, going, arriving, away)
+        self.works = [going, arriving]
+        self.flight = end, heads
+
+    def land(self) -> None:
+        """Wait for others' results for our tile, and merge them."""
+        if self.flight is None:
+            return
+        end, heads = self.flight
+        nest, out = self.nest, self.names[self.moved[0]]
+        self.tally.wait(end)
+        if any(c.kind == "softmax" and out in c.outputs for c in nest.program.combines):
+            self.tally.top_each([nest.merge_scratch(n, out) for n in heads])
+        nest.merge_time(self.loop.outputs)
+        for sizes in self.works:
+            self.tally.down_each(sizes)
+        self.flight = None
+
+    def end(self) -> Parts:
+        """No more tiles."""
+        self.land()
+        return self.results
+
+
+class Travelling(_Going):
+    """Sums that go around with the tiles, or, if no tile does, towards their owners."""
+
+    def __init__(self, nest: Homeward, number: int, tiles: Sizes) -> None:
+        super().__init__(nest, number, tiles)
+        self.staying: Parts = {}
+        self.stays = 0  # bytes of the last results that were merged into what stays
+        self.moves: Parts = {}
+        self.before = 0  # bytes of the sums that the last transfer holds on to
+        self.arriving = 0
+        self.sums: float | None = None  # when those on their way are here
+
+    def step(self) -> None:
+        """A tile is here."""
+        nest, tally, step = self.nest, self.tally, self.at
+        self.at += 1
+        if step and not self.loop.tensors:
+            self.hand_on()
+        part, absent = nest.part(self.number, self.tiles)
+        if absent is not None:
+            raise NoForm("no results for a tile")
+        stays = {name: one for name, one in part.items() if name not in self.loop.outputs}
+        tally.down(self.stays)
+        self.stays = 0
+        self.before = lively(self.moves)
+        self.moves = self.divided(part)
+        if not step:
+            self.staying = stays
+            self.arriving = sum(one.nbytes for one in self.moves.values())
+            tally.up(self.arriving)
+        else:
+            self.stays = lively(stays)
+            nest.merge(stays)
+            tally.wait(self.sums)
+            nest.merge(self.moves)
+        if self.loop.tensors:
+            self.hand_on()
+
+    def divided(self, part: Parts) -> Parts:
+        """What moves on, in the dtype that it is merged in."""
+        nest = self.nest
+        moves = {name: one for name, one in part.items() if name in self.loop.outputs}
+        if nest.begin != "only" or nest.program.kernel != ATEN:
+            return moves
+        sizes = {name: nest.results[name] for name in moves}
+        self.tally.up(sum(sizes.values()))
+        self.tally.copy(lively(moves) + sum(sizes.values()))
+        self.tally.down(lively(moves))
+        return {name: Part(n, n, nest.partials[name]) for name, n in sizes.items()}
+
+    def hand_on(self) -> None:
+        """Start sending sums to the next rank; what the last transfer held on to is gone."""
+        away = self.size - 1 if self.walk.reverse else 1
+        self.sums = self.tally.start("shift", self.walk.dim, self.arriving, away)
+        self.tally.down(self.before)
+        self.before = 0
+
+    def end(self) -> Parts:
+        """No more tiles."""
+        tally = self.tally
+        if self.loop.tensors:
+            tally.wait(self.sums)
+            tally.down(lively(self.moves))
+            self.moves = {n: Part(x.nbytes, x.nbytes, x.item) for n, x in self.moves.items()}
+        else:
+            tally.down(self.before + self.arriving)
+        tally.down(self.stays)
+        found = {**self.staying, **self.moves}
+        return {t.name: found[t.name] for t in self.nest.outputs if t.name in found}
