@@ -6,6 +6,7 @@ first. `nests` makes the sequences that the rules allow, each once; `count` says
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,8 +58,8 @@ class Nest:
 
     Attributes:
         columns, rows: of the inputs.
-        homes: of the results, per dimension of `rows`, in its order: "scatter" (the rows are
-            gathered), "relayed" or "direct" (they are walked).
+        homes: of the results, per dimension of `rows`, in its order: "scatter" where the rows are
+            gathered, "relayed" or "direct" where they are walked.
         rows_first: whether the walks of the rows are outside those of the columns.
     """
 
@@ -80,7 +81,7 @@ class Kinds:
     Attributes:
         lead: whether columns are gathered outside every walk of them.
         walk: whether columns are walked.
-        rows: whether rows are gathered.
+        rows: whether rows are gathered outside every walk of them.
     """
 
     lead: bool
@@ -107,7 +108,9 @@ def nests(
         trims: whether the mask leaves parts of tiles: what was trimmed cannot be gathered.
     """
     for inner in _sequences(columns, trims):
-        for outer, homes in _with_homes(rows):
+        for outer, homes in _with_homes(rows, trims):
+            if trims and _walks(inner) and any(how == DIRECT for _, how in outer):
+                continue
             yield Nest(inner, outer, homes)
             if _walks(inner) and _walks(outer):
                 yield Nest(inner, outer, homes, rows_first=True)
@@ -126,14 +129,29 @@ def _hows(size: int) -> tuple[str, ...]:
     return (GATHER, RELAYED, DIRECT) + (BOTH,) * (size >= LEAST_BOTH)
 
 
-def _with_homes(dims: tuple[tuple[str, int], ...]) -> Iterator[tuple[Sequence, tuple[str, ...]]]:
-    """All gathered, their results scattered; or all walked, theirs going home."""
-    names = tuple(name for name, _ in dims)
-    for order in permutations(names):
-        yield tuple((dim, GATHER) for dim in order), ("scatter",) * len(order)
-        for hows in product((RELAYED, DIRECT), repeat=len(order)) if order else ():
-            for homes in product((RELAYED, DIRECT), repeat=len(order)):
-                yield tuple(zip(order, hows, strict=True)), homes
+ROWS = (
+    (GATHER, "scatter"),
+    (RELAYED, RELAYED),
+    (RELAYED, DIRECT),
+    (DIRECT, RELAYED),
+    (DIRECT, DIRECT),
+)
+
+
+def _with_homes(
+    dims: tuple[tuple[str, int], ...], trims: bool
+) -> Iterator[tuple[Sequence, tuple[str, ...]]]:
+    """Gathered and their results scattered, or walked and theirs going home.
+
+    Results that go home from trimmed rows stand alone: nothing else is walked, or gathered after.
+    """
+    for order in permutations(name for name, _ in dims):
+        for stories in product(ROWS, repeat=len(order)):
+            hows = [how for how, _ in stories]
+            others = [how for how in hows if how in (RELAYED, DIRECT)]
+            if trims and DIRECT in hows and (len(others) > 1 or hows[-1] != DIRECT):
+                continue
+            yield tuple(zip(order, hows, strict=True)), tuple(home for _, home in stories)
 
 
 def count(columns: tuple[int, ...], rows: tuple[int, ...], trims: bool) -> dict[Kinds, int]:
@@ -143,17 +161,32 @@ def count(columns: tuple[int, ...], rows: tuple[int, ...], trims: bool) -> dict[
     gathered = factorial(len(columns))
     led = small * _orders(small - 1, large, trims) if small else 0
     led += large * _orders(small, large - 1, trims) if large else 0
-    scatters = factorial(len(rows))
-    homes = scatters * 4 ** len(rows) if rows else 0
     ways = {(bool(columns), False): gathered}
     if columns:
         ways[True, True] = led - gathered
         ways[False, True] = _orders(small, large, trims) - led
-    found: dict[Kinds, int] = {}
+    found: Counter[Kinds] = Counter()
     for (lead, walk), many in ways.items():
-        found[Kinds(lead, walk, bool(rows))] = many * scatters
-        if homes:
-            found[Kinds(lead, walk, False)] = many * homes * (2 if walk else 1)
+        for (first, walked), more in _rows(len(rows), trims, walk).items():
+            found[Kinds(lead, walk, first)] += many * more * (2 if walk and walked else 1)
+    return dict(found)
+
+
+def _rows(dims: int, trims: bool, beside: bool) -> dict[tuple[bool, bool], int]:
+    """Stories of the rows, by whether they begin with a gather, and whether they walk.
+
+    Args:
+        dims: of them.
+        trims: as of `nests`.
+        beside: whether columns are walked.
+    """
+    if not dims:
+        return {(False, False): 1}
+    orders, walks = factorial(dims), 2 if trims else 4  # relayed; and direct
+    led, others = (walks + 1) ** (dims - 1) - 1, walks * (walks + 1) ** (dims - 1)
+    found = {(True, False): orders, (True, True): orders * led, (False, True): orders * others}
+    if trims and not beside:  # one that is direct, the innermost
+        found[dims > 1, True] += 2 * orders
     return found
 
 
@@ -202,10 +235,15 @@ def _lines(tensors: tuple[str, ...], axis: str, stories: Sequence) -> tuple[Dire
 
 
 def _results(nest: Nest, groups: Groups, names: tuple[str, ...]) -> tuple[Directive, ...]:
-    """Scattered in mesh order: they are reduced innermost first whatever order is written."""
-    if "scatter" in nest.homes:
-        dims = {dim for dim, _ in nest.rows}
-        over = tuple(name for name in names if name in dims)
-        return (Shard(groups.results, groups.row_axis, over),)
-    homes = tuple((dim, home) for (dim, _), home in zip(nest.rows, nest.homes, strict=True))
-    return _lines(groups.results, groups.row_axis, homes)
+    """Those that go home, then those that are scattered.
+
+    The latter in mesh order: they are reduced innermost first whatever order is written.
+    """
+    told = [(dim, home) for (dim, _), home in zip(nest.rows, nest.homes, strict=True)]
+    homes = tuple((dim, home) for dim, home in told if home != "scatter")
+    found = _lines(groups.results, groups.row_axis, homes)
+    scattered = {dim for dim, home in told if home == "scatter"}
+    if scattered:
+        over = tuple(name for name in names if name in scattered)
+        found += (Shard(groups.results, groups.row_axis, over),)
+    return found

@@ -11,7 +11,7 @@ The space has, for an operator with a mask whose tensors are pinned by their seq
 * for every dimension and every input that does not carry its axis: gathered, walked relayed,
   walked direct, or walked both ways; these nest in every order, and of two inputs that both walk
   either is the outer one;
-* for every such dimension of the results: scattered if the rows were gathered, else home, relayed
+* for every such dimension of the results: scattered if the rows are gathered, else home, relayed
   or direct;
 * no tile loop, or one of 2, 4 or 8 parts (`loops`);
 * the mask's usual token order, the one that is asked for, or all.
@@ -27,10 +27,11 @@ Left out, because it gains nothing by any of our topologies and models:
 * `skewed`: a sequence with a mask has none. `replicate`: no pin gives a rank all of a sequence.
 * several tile loops, or one that no transfer is pipelined by; loops over batch, which pipeline
   what loops over heads do; over the sequence, whose tiles the ranks' own cut is.
-* rows both walked and gathered, or walked with results scattered, or results that go home alone:
-  `schedule.stories` refuses them (`home-and-scatter`, `scatter-of-walked`, `home-alone`), as
-  gathers of trimmed tiles (`gather-of-trimmed`) and other walks between those of one input
-  (`walks-interleave`).
+* rows that are walked with results scattered, and results that go home alone: tiles of a zigzag
+  do not align so (`tiles-do-not-align`), and contiguous causal ranks are out of balance.
+* what the rules refuse of every problem with such a mask: gathers of trimmed tiles
+  (`gather-of-trimmed`), results that go home of trimmed rows beside another walk
+  (`home-of-trimmed`), another's walks between those of one input (`walks-interleave`).
 """
 
 from __future__ import annotations
