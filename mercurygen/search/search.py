@@ -78,14 +78,14 @@ def search(
     spanned = links(topology, group)
     network = Network(topology, group, tp)
     header = Schedule(operator, problem, target(topology), group, tp, None, ())
-    asked = _Asked(operators.load(operator), problem.split_heads(tp), spanned, order)
+    asked = _Asked(operators.load(operator), problem.split_heads(tp), spanned, order, design)
     tried = _Tried(header, network, limit, objective, emits)
-    size = _size(asked, design)
+    size = _size(asked)
     for done, point in enumerate(asked.points(design), 1):
         tried.look(done, point)
         _tell(progress, "schedules priced", done, size)
     if not tried.kept:
-        raise _nothing(tried, design, asked)
+        raise _nothing(tried, asked)
     ranked = _decide(tried.finalists(), network, objective, progress)
     return Result(
         problem=problem,
@@ -111,12 +111,14 @@ class _Asked:
         problem: of one group.
         spanned: the levels as the group occupies them.
         order: as asked for.
+        design: whose instances are searched, or None.
     """
 
     operator: Operator
     problem: Problem
     spanned: tuple[Link, ...]
     order: str | None
+    design: str | None
 
     def points(self, design: str | None) -> Iterator[Point]:
         """The whole space, or the instances of a design."""
@@ -223,10 +225,10 @@ def _check(objective: str, order: str | None, design: str | None) -> None:
         patterns.get(design)
 
 
-def _size(asked: _Asked, design: str | None) -> int:
+def _size(asked: _Asked) -> int:
     """How many points there are to look at; refused beforehand if they are too many."""
-    if design is not None:
-        return sum(1 for _ in asked.points(design))
+    if asked.design is not None:
+        return sum(1 for _ in asked.points(asked.design))
     size = space_size(asked.operator, asked.problem, asked.spanned, asked.order)
     if size > LARGEST_SPACE:
         raise UserError(
@@ -285,26 +287,26 @@ def _named(
 
 def _refusal_of(name: str, tried: _Tried, asked: _Asked) -> UserError:
     """Why no instance of a design is chosen: of its refusals, the one that came furthest."""
-    alone = _Tried(tried.header, tried.network, tried.limit)
-    for number, point in enumerate(asked.points(name), 1):
-        alone.look(number, point)
-    if alone.kept:
-        refusals = (tried.emits and tried.emits(c.plan) for c in alone.kept)
-        return next(refusal for refusal in refusals if refusal).error()
-    if None in alone.furthest:
-        return alone.furthest[None].error()
-    count, own = len(patterns.get(name).roles), patterns.get(name).order
-    if own is not None and patterns.instances(name, asked.spanned):
+    own, roles = patterns.get(name).order, len(patterns.get(name).roles)
+    orders = (own, "any") if asked.design is None else (own, "any", None)
+    if own is not None and asked.order not in orders:
         return UserError(
             "another-order",
             f"{name} has the {own} order, and the caller's tokens lie in another",
             help=f"`--order {own}`, or `--order any`",
         )
+    alone = _Tried(tried.header, tried.network, tried.limit)
+    for number, point in enumerate(asked.points(name), 1):
+        alone.look(number, point)
+    without = (tried.emits(c.plan) for c in alone.kept if tried.emits)
+    refusal = next((x for x in without if x), None) or alone.furthest.get(None)
+    if refusal is not None:
+        return refusal.error()
     have = " ".join(f"{link.level}={link.size}" for link in asked.spanned)
     fitting = [n for n in patterns.names() if patterns.instances(n, asked.spanned)]
     return UserError(
         "design-does-not-fit",
-        f"{name} needs a mesh of {count} dimension{'s' if count > 1 else ''}, "
+        f"{name} needs a mesh of {roles} dimension{'s' if roles > 1 else ''}, "
         f"and the group {have} has no such mesh",
         help="a dimension has at least 2 ranks; fitting designs: " + (", ".join(fitting) or "none"),
     )
@@ -314,12 +316,12 @@ def _distance(refusal: Refusal) -> int:
     return _FURTHEST.index(refusal.slug) if refusal.slug in _FURTHEST else len(_FURTHEST)
 
 
-def _nothing(tried: _Tried, design: str | None, asked: _Asked) -> UserError:
+def _nothing(tried: _Tried, asked: _Asked) -> UserError:
     """The error if no schedule is legal, or none of them has a module."""
     if tried.unemitted is not None and tried.emits is not None:
         return tried.emits(tried.unemitted.plan).error()
     if not tried.refused:
-        return _refusal_of(design or "", tried, asked)
+        return _refusal_of(asked.design or "", tried, asked)
     counts, best = tried.counts(), tried.furthest[None]
     if len(counts.refused) == 1 and tried.least is None:
         return best.error()
