@@ -79,13 +79,7 @@ def search(
     network = Network(topology, group, tp)
     header = Schedule(operator, problem, target(topology), group, tp, None, ())
     asked = _Asked(operators.load(operator), problem.split_heads(tp), spanned, order, design)
-    tried = _Tried(header, network, limit, objective, emits)
-    size = _size(asked)
-    for done, point in enumerate(asked.points(design), 1):
-        tried.look(done, point)
-        _tell(progress, "schedules priced", done, size)
-    if not tried.kept:
-        raise _nothing(tried, asked)
+    tried = _try(asked, _Tried(header, network, limit, objective, emits), progress)
     ranked = _decide(tried.finalists(), network, objective, progress)
     return Result(
         problem=problem,
@@ -212,6 +206,17 @@ class _Tried:
         """How many were looked at, legal and refused."""
         total = self.legal + self.refused.total()
         return Counts(total, self.legal, self.without, tuple(sorted(self.refused.items())))
+
+
+def _try(asked: _Asked, tried: _Tried, progress: Progress | None) -> _Tried:
+    """Price every point; some schedule must be legal."""
+    size = _size(asked)
+    for done, point in enumerate(asked.points(asked.design), 1):
+        tried.look(done, point)
+        _tell(progress, "schedules priced", done, size)
+    if not tried.kept:
+        raise _nothing(tried, asked)
+    return tried
 
 
 def _check(objective: str, order: str | None, design: str | None) -> None:
