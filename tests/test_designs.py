@@ -11,9 +11,13 @@ from mercurygen.designs import patterns
 from mercurygen.designs.meshes import meshes
 from mercurygen.errors import UserError
 from mercurygen.ir.mesh import Dim, Link, Mesh, cover
-from mercurygen.schedule.directives import OrderTokens, Parallelize, Patch, Shard, Shift
+from mercurygen.schedule.directives import OrderTokens, Parallelize, Patch, Shard, Shift, Tile
 
-DESIGNS = ("ring", "allgather-kv", "ulysses", "unified", "double-ring", "unified-double-ring")
+DESIGNS = (
+    *("ring", "direct-ring", "striped-ring", "allgather-kv", "allgather-kv-pipelined"),
+    *("ulysses", "ulysses-chunked", "tokenring", "split-kv", "unified", "double-ring"),
+    *("double-tokenring", "unified-double-ring"),
+)
 
 
 def levels(**sizes: int) -> tuple[Link, ...]:
@@ -91,13 +95,16 @@ def test_meshes_are_all_that_cover(sizes: tuple[int, ...]) -> None:
 def test_instances(name: str, sizes: dict[str, int]) -> None:
     """As many dimensions as roles, all of them, and recognised whatever stands around them."""
     links = levels(**sizes)
-    roles = len(patterns.get(name).roles)
+    pattern = patterns.get(name)
+    roles = len(pattern.roles)
     found = patterns.instances(name, links)
     assert [mesh for mesh, _ in found] == [m for m in meshes(links, 3) if len(m.dims) == roles]
     for mesh, directives in found:
-        frame = OrderTokens("S", "zigzag", mesh.names)
-        assert patterns.name_of(mesh, (frame, *directives, Patch("body", "aten"))) == name
-        assert patterns.name_of(mesh, tuple(reversed(directives))) == name
+        frame = OrderTokens("S", pattern.order or "zigzag", mesh.names)
+        loop = (Tile(pattern.tile, 4),) if pattern.tile else ()
+        body = (frame, *directives, *loop)
+        assert patterns.name_of(mesh, (*body, Patch("body", "aten"))) == name
+        assert patterns.name_of(mesh, tuple(reversed(body))) == name
 
 
 def test_what_they_say() -> None:
@@ -110,6 +117,13 @@ def test_what_they_say() -> None:
 
     assert text("ring") == ["all=16", "parallelize S_q over all", "shift k, v: S_kv along all"]
     assert text("allgather-kv")[2] == "shard k, v: S_kv over all"
+    assert text("direct-ring")[2] == "shift k, v: S_kv along all direct"
+    assert text("tokenring")[1:] == [
+        "parallelize S_kv over all",
+        "shift q: S_q along all",
+        "shift out, lse: S_q along all direct",
+    ]
+    assert text("split-kv")[2:] == ["shard q: S_q over all", "shard out, lse: S_q over all"]
     assert text("ulysses") == ["all=16", "parallelize H over all"]
     assert text("unified") == [
         "node=2 gpu=8",
@@ -133,6 +147,19 @@ def test_other_schedules_have_no_name() -> None:
     assert patterns.name_of(mesh, (split, swapped)) is None
     assert patterns.name_of(mesh, (split, Shard(shift.tensors, shift.axis, mesh.names))) is None
     assert patterns.name_of(mesh, (Parallelize("H", mesh.names),)) is None
+
+
+def test_order_and_loop_are_part_of_a_design() -> None:
+    """A ring in stripes is the striped ring; a loop over anything else is no design."""
+    mesh, body = patterns.instances("ring", levels(gpu=8))[0]
+    for kind, name in (("striped", "striped-ring"), ("zigzag", "ring"), ("contiguous", "ring")):
+        assert patterns.name_of(mesh, (OrderTokens("S", kind, mesh.names), *body)) == name
+    mesh, body = patterns.instances("allgather-kv", levels(gpu=8))[0]
+    assert patterns.name_of(mesh, body) == "allgather-kv"
+    for parts in (2, 4, 8):
+        assert patterns.name_of(mesh, (*body, Tile("H", parts))) == "allgather-kv-pipelined"
+    assert patterns.name_of(mesh, (*body, Tile("G", 2))) is None
+    assert patterns.name_of(mesh, (*body, Tile("H", 2), Tile("G", 2))) is None
 
 
 def test_no_instance() -> None:

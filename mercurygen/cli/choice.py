@@ -105,6 +105,8 @@ def counts(result: Result) -> str:
     """How many schedules were looked at, and what refused the others."""
     c = result.counts
     text = f"{words.plural(c.candidates, 'schedule')}, {c.legal} legal, "
+    if c.not_emitted:
+        text += f"{c.not_emitted} of them not emitted yet, "
     text += f"{c.candidates - c.legal} refused"
     refused = ", ".join(f"{slug} {count}" for slug, count in c.refused)
     return f"{text} ({refused})" if refused else text

@@ -185,6 +185,7 @@ def _normal(request: Request) -> Request:
 
 def run(request: Request, progress=None):
     """The search."""
+    from mercurygen.emit.module import refuse
     from mercurygen.search.search import search
 
     return search(
@@ -197,5 +198,6 @@ def run(request: Request, progress=None):
         order=request.order,
         memory_limit=request.memory_limit,
         objective=request.objective,
+        emits=refuse,
         progress=progress,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from mercurygen.designs.meshes import meshes
@@ -11,10 +11,22 @@ from mercurygen.errors import InternalError, UserError, closest, shorten
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.schedule.directive_text import parse_directive
-from mercurygen.schedule.directives import Along, Directive, Parallelize, Replicate, Shard, Shift
+from mercurygen.schedule.directives import (
+    Along,
+    Directive,
+    OrderTokens,
+    Parallelize,
+    Replicate,
+    Shard,
+    Shift,
+    Tile,
+)
 
-Stage = tuple[str, tuple[str, ...], str, str]  # (kind, tensors, axis, dimension and its options)
-Core = tuple[frozenset[tuple[str, str]], tuple[Stage, ...]]
+ANY_PARTS = " by *"  # of a tile line: the number of parts is searched
+
+Stage = tuple[str, str, str]  # (kind, axis, dimension and its options)
+Stories = frozenset[tuple[tuple[str, ...], tuple[Stage, ...]]]  # per tensors that move together
+Core = tuple[frozenset[tuple[str, str]], Stories, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +37,21 @@ class Pattern:
         name: what `--schedule` takes.
         roles: of the mesh dimensions, outermost first.
         directives: over the roles.
+        tile: an axis that is looped over, in any number of parts, or None.
+        order: the token order that is part of the design, or None.
     """
 
     name: str
     roles: tuple[str, ...]
     directives: tuple[Directive, ...]
+    tile: str | None = None
+    order: str | None = None
 
     def on(self, mesh: Mesh) -> tuple[Directive, ...]:
-        """The directives on a mesh with as many dimensions as there are roles."""
+        """The directives on a mesh with as many dimensions as there are roles.
+
+        Not those of `tile` and `order`, which say no dimensions.
+        """
         dim = dict(zip(self.roles, mesh.names, strict=True))
         return tuple(_renamed(directive, dim) for directive in self.directives)
 
@@ -90,20 +109,44 @@ def instances(
 
 
 def name_of(mesh: Mesh, directives: tuple[Directive, ...]) -> str | None:
-    """The design that a schedule is an instance of; order, pins and reshards do not matter."""
+    """The design that a schedule is an instance of; pins and reshards do not matter.
+
+    Nor does the token order, unless a design has one of its own: then that is the name.
+    """
+    kind = next((d.kind for d in directives if isinstance(d, OrderTokens)), None)
+    alike = _by_core(mesh).get(_core(directives), ())
+    fitting = [pattern for pattern in alike if pattern.order in (None, kind)]
+    named = sorted(fitting, key=lambda pattern: pattern.order is None)  # stable
+    return named[0].name if named else None
+
+
+@lru_cache(maxsize=256)
+def _by_core(mesh: Mesh) -> dict[Core, tuple[Pattern, ...]]:
+    """The designs with as many roles as a mesh has dimensions, by what makes them."""
+    found: dict[Core, tuple[Pattern, ...]] = {}
     for pattern in patterns():
-        if len(pattern.roles) == len(mesh.dims) and _core(pattern.on(mesh)) == _core(directives):
-            return pattern.name
-    return None
+        if len(pattern.roles) == len(mesh.dims):
+            split, stories, _ = _core(pattern.on(mesh))
+            core = split, stories, pattern.tile
+            found[core] = (*found.get(core, ()), pattern)
+    return found
 
 
 def _pattern(lines: list[str]) -> Pattern:
     head, roles, *body = lines
     if not head.startswith("design ") or not roles.startswith("roles "):
         raise InternalError(f"designs.txt: {head!r}, {roles!r}")
-    directives = tuple(parse_directive(Line("designs.txt", 0, line)) for line in body)
-    names = tuple(role.strip() for role in roles.removeprefix("roles ").split(","))
-    return Pattern(head.removeprefix("design ").strip(), names, directives)
+    loops = [line for line in body if line.endswith(ANY_PARTS)]
+    lines = [Line("designs.txt", 0, line) for line in body if line not in loops]
+    directives = tuple(map(parse_directive, lines))
+    orders = [d.kind for d in directives if isinstance(d, OrderTokens)]
+    return Pattern(
+        head.removeprefix("design ").strip(),
+        tuple(role.strip() for role in roles.removeprefix("roles ").split(",")),
+        tuple(d for d in directives if not isinstance(d, OrderTokens)),
+        loops[0].removeprefix("tile ").removesuffix(ANY_PARTS) if loops else None,
+        orders[0] if orders else None,
+    )
 
 
 def _renamed(directive: Directive, dim: dict[str, str]) -> Directive:
@@ -119,17 +162,22 @@ def _renamed(directive: Directive, dim: dict[str, str]) -> Directive:
 
 
 def _core(directives: tuple[Directive, ...]) -> Core:
-    """What makes a design: who splits what, and the nest."""
+    """What makes a design: who splits what, how everything moves, and the axis of a tile loop."""
     split: set[tuple[str, str]] = set()
-    nest: list[Stage] = []
+    moves: dict[tuple[str, ...], list[Stage]] = {}
+    tile = None
     for directive in directives:
         match directive:
             case Parallelize(axis, dims):
                 split |= {(dim, axis) for dim in dims}
             case Shard(tensors, axis, dims):
-                nest += [("shard", tensors, axis, dim) for dim in dims]
+                moves.setdefault(tensors, []).extend(("shard", axis, dim) for dim in dims)
             case Replicate(tensors, dims):
-                nest += [("replicate", tensors, "", dim) for dim in dims]
+                moves.setdefault(tensors, []).extend(("replicate", "", dim) for dim in dims)
             case Shift(tensors, axis, along):
-                nest += [("shift", tensors, axis, str(one)) for one in along]
-    return frozenset(split), tuple(nest)
+                stages = (("shift", axis, str(one)) for one in along)
+                moves.setdefault(tensors, []).extend(stages)
+            case Tile(axis):
+                tile = axis if tile is None else f"{tile}, {axis}"
+    stories = frozenset((tensors, tuple(stages)) for tensors, stages in moves.items())
+    return frozenset(split), stories, tile

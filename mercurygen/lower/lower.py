@@ -14,13 +14,18 @@ from mercurygen.lower.plan import Gather, Loop, Nest, Plan, Reduce, Spread, Swap
 
 def lower(program: Program) -> Plan | Refusal:
     """The plan of a complete program, or why the kernel cannot do it."""
+    plan = lower_aligned(program)
+    return plan if isinstance(plan, Refusal) else misaligned(plan) or plan
+
+
+def lower_aligned(program: Program) -> Plan | Refusal:
+    """The plan of a program whose tiles lie in one piece: that is not looked at."""
     loops = _loops(program)
     how = begin(program, loops)
     if isinstance(how, Refusal):
         return how
     before, after = _around(program)
-    plan = Plan(program, before, Nest(loops, how, _reduces(program)), after, program.tiles)
-    return misaligned(plan) or plan
+    return Plan(program, before, Nest(loops, how, _reduces(program)), after, program.tiles)
 
 
 # --- border ---------------------------------------------------------------------------------

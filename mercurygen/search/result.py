@@ -23,6 +23,7 @@ class Candidate:
         schedule: complete, header included.
         plan: what it lowers to.
         design: the named design that it is an instance of, or None.
+        number: its place in the space.
         closed: its cost in lock step.
         simulated: its cost by the event simulation, if it was among the best.
     """
@@ -30,6 +31,7 @@ class Candidate:
     schedule: Schedule
     plan: Plan
     design: str | None
+    number: int
     closed: Cost
     simulated: Cost | None = None
 
@@ -44,13 +46,13 @@ class Candidate:
         return show(self.schedule)
 
     def key(self, objective: str) -> tuple:
-        """What the search sorts by: the objective, the other one, dimensions, then the text.
+        """What the search sorts by: the objective, the other one, dimensions, the place.
 
         Times are compared to a picosecond: sums in another order are not faster.
         """
         time, memory = round(self.cost.time, 12), self.cost.peak_memory
         first = (time, memory) if objective == "time" else (memory, time)
-        return (*first, len(self.schedule.mesh.dims), self.text)
+        return (*first, len(self.schedule.mesh.dims), self.number)
 
     def to_dict(self) -> dict:
         """For `--json`: times in seconds, sizes in bytes."""
@@ -102,11 +104,13 @@ class Counts:
     Attributes:
         candidates: points of the space.
         legal: of them, those that lower to a plan within the memory limit.
+        not_emitted: of these, those that no module is emitted for yet.
         refused: per slug, the rest; sorted by slug.
     """
 
     candidates: int
     legal: int
+    not_emitted: int
     refused: tuple[tuple[str, int], ...]
 
     def to_dict(self) -> dict:
@@ -129,6 +133,7 @@ class Result:
         ranked: every simulated candidate, best first.
         pareto: those that nothing beats in both time and memory, fastest first.
         named: the named designs.
+        unemitted: what the objective prefers to all of these, but has no module yet, or None.
     """
 
     problem: Problem
@@ -141,6 +146,7 @@ class Result:
     ranked: tuple[Candidate, ...]
     pareto: tuple[Candidate, ...]
     named: tuple[Named, ...]
+    unemitted: Candidate | None = None
 
     @property
     def best(self) -> Candidate:
@@ -162,6 +168,7 @@ class Result:
             "ranked": [candidate.to_dict() for candidate in self.ranked],
             "pareto": [candidate.to_dict() for candidate in self.pareto],
             "named": [named.to_dict() for named in self.named],
+            "unemitted": self.unemitted.to_dict() if self.unemitted else None,
         }
 
 

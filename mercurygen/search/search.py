@@ -6,7 +6,7 @@ Offline, on one core, with nothing but arithmetic; the same result on every mach
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from mercurygen import operators
@@ -16,10 +16,12 @@ from mercurygen.cost.simulate import simulate
 from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
 from mercurygen.errors import Refusal, UserError, closest
+from mercurygen.ir import layout
 from mercurygen.ir.mesh import Link
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem
-from mercurygen.lower.lower import lower
+from mercurygen.lower.lower import lower_aligned
+from mercurygen.lower.plan import Plan
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.search.place import links, place, target
 from mercurygen.search.result import OBJECTIVES, Candidate, Counts, Named, Result, pareto
@@ -27,10 +29,12 @@ from mercurygen.search.space import Point, points, settle
 from mercurygen.search.space import size as space_size
 
 Progress = Callable[[str, int, int], None]  # (what is done, how many are, of how many)
+Emits = Callable[[Plan], Refusal | None]  # why no module is emitted for a plan yet
 
 FINALISTS = 50
-LARGEST_SPACE = 6000  # schedules: a minute or so on one core
-ORDERS = ("zigzag", "contiguous", "striped", "any")
+KEPT = 2000  # candidates, before all but those that can still win are dropped
+LARGEST_SPACE = 100_000  # schedules: a minute or so on one core
+ORDERS = (*layout.ORDERS, "any")
 # Of several refusals of one design, the one that came furthest says most.
 _FURTHEST = ("over-memory-limit", "mask-too-fragmented", "heads-not-divisible")
 
@@ -46,6 +50,7 @@ def search(
     order: str | None = None,
     memory_limit: int | None = None,
     objective: str = "time",
+    emits: Emits | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """The best schedules of an operator on a topology.
@@ -60,6 +65,7 @@ def search(
         order: token order: one of ORDERS; None: zigzag if causal, else contiguous.
         memory_limit: bytes of a GPU; None: all of its memory.
         objective: "time" or "memory".
+        emits: refuses plans that have no module yet: they are counted, and not chosen.
         progress: called now and then with what is done, how many are, of how many.
 
     Raises:
@@ -69,18 +75,12 @@ def search(
     _check(objective, order, design)
     group = place(topology, group, tp)
     limit = topology.gpu.memory_bytes if memory_limit is None else memory_limit
-    local = problem.split_heads(tp)
     spanned = links(topology, group)
     network = Network(topology, group, tp)
     header = Schedule(operator, problem, target(topology), group, tp, None, ())
-    tried = _Tried(header, network, limit)
-    space = _space(operators.load(operator), local, spanned, design, order)
-    for done, point in enumerate(space, 1):
-        tried.look(point)
-        _tell(progress, "schedules priced", done, len(space))
-    if not tried.legal:
-        raise _nothing(tried, design, spanned)
-    ranked = _decide(tried.legal, network, objective, progress)
+    asked = _Asked(operators.load(operator), problem.split_heads(tp), spanned, order, design)
+    tried = _try(asked, _Tried(header, network, limit, objective, emits), progress)
+    ranked = _decide(tried.finalists(), network, objective, progress)
     return Result(
         problem=problem,
         topology=topology,
@@ -91,8 +91,32 @@ def search(
         counts=tried.counts(),
         ranked=ranked,
         pareto=pareto(list(ranked)),
-        named=_named((design,) if design else patterns.names(), ranked, tried, spanned),
+        named=_named((design,) if design else patterns.names(), ranked, tried, asked),
+        unemitted=tried.better_unemitted(ranked[0]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the space is of.
+
+    Attributes:
+        operator: to schedule.
+        problem: of one group.
+        spanned: the levels as the group occupies them.
+        order: as asked for.
+        design: whose instances are searched, or None.
+    """
+
+    operator: Operator
+    problem: Problem
+    spanned: tuple[Link, ...]
+    order: str | None
+    design: str | None
+
+    def points(self, design: str | None) -> Iterator[Point]:
+        """The whole space, or the instances of a design."""
+        return points(self.operator, self.problem, self.spanned, design=design, order=self.order)
 
 
 @dataclass(slots=True)
@@ -103,42 +127,96 @@ class _Tried:
         header: a schedule without mesh and directives.
         network: the links of the group.
         limit: bytes of a GPU.
-        legal: candidates, priced by the closed form.
-        refused: (design, refusal) of the others.
+        objective: what the candidates are compared by.
+        emits: refuses plans that have no module yet.
+        kept: candidates that may win, priced by the closed form.
+        unemitted: the best candidate without a module, or None.
+        legal: how many schedules are legal.
+        without: how many of them have no module.
+        refused: how many are not, by slug.
+        furthest: per design (None: of all) the refusal that came furthest.
         least: the least memory of those that are over the limit, or None.
     """
 
     header: Schedule
     network: Network
     limit: int
-    legal: list[Candidate] = field(default_factory=list)
-    refused: list[tuple[str | None, Refusal]] = field(default_factory=list)
+    objective: str = "time"
+    emits: Emits | None = None
+    kept: list[Candidate] = field(default_factory=list)
+    unemitted: Candidate | None = None
+    legal: int = 0
+    without: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    furthest: dict[str | None, Refusal] = field(default_factory=dict)
     least: int | None = None
 
-    def look(self, point: Point) -> None:
+    def look(self, number: int, point: Point) -> None:
         """Price a point, or note what refuses it."""
         settled = settle(point)
         if isinstance(settled, Refusal):
-            self.refused.append((point.design, settled))
-            return
+            return self.refuse(point, settled)
         program, directives = settled
-        plan = lower(program)
+        plan = lower_aligned(program)  # those of the space are
         if isinstance(plan, Refusal):
-            self.refused.append((point.design, plan))
-            return
+            return self.refuse(point, plan)
         cost = closed.cost(plan, self.network)
         if cost.peak_memory > self.limit:
-            self.refused.append((point.design, _over(cost.peak_memory, self.limit)))
             self.least = min(cost.peak_memory, self.least or cost.peak_memory)
-            return
+            return self.refuse(point, _over(cost.peak_memory, self.limit))
+        self.legal += 1
         schedule = replace(self.header, mesh=point.mesh, directives=directives)
-        self.legal.append(Candidate(schedule, plan, point.design, cost))
+        self.keep(Candidate(schedule, plan, point.design, number, cost))
+
+    def refuse(self, point: Point, refusal: Refusal) -> None:
+        """Count a refusal."""
+        self.refused[refusal.slug] += 1
+        for design in {point.design, None}:
+            known = self.furthest.get(design)
+            if known is None or _distance(refusal) < _distance(known):
+                self.furthest[design] = refusal
+
+    def keep(self, candidate: Candidate) -> None:
+        """Keep a candidate, while it may win; of those without a module the best."""
+        if self.emits is not None and self.emits(candidate.plan) is not None:
+            self.without += 1
+            self.unemitted = min(
+                (x for x in (self.unemitted, candidate) if x), key=lambda c: c.key(self.objective)
+            )
+            return
+        self.kept.append(candidate)
+        if len(self.kept) > KEPT:
+            self.kept = self.finalists()
+
+    def finalists(self) -> list[Candidate]:
+        """The best of the closed form, its Pareto set and all named designs; best first."""
+        ordered = sorted(self.kept, key=lambda c: c.key(self.objective))
+        chosen = {c.number for c in ordered[:FINALISTS]}
+        chosen |= {c.number for c in pareto(ordered)}
+        return [c for c in ordered if c.number in chosen or c.design]
+
+    def better_unemitted(self, best: Candidate) -> Candidate | None:
+        """The best candidate without a module, simulated, if it beats the best with one."""
+        if self.unemitted is None:
+            return None
+        other = replace(self.unemitted, simulated=simulate(self.unemitted.plan, self.network))
+        return other if other.key(self.objective) < best.key(self.objective) else None
 
     def counts(self) -> Counts:
         """How many were looked at, legal and refused."""
-        slugs = Counter(refusal.slug for _, refusal in self.refused)
-        total = len(self.legal) + len(self.refused)
-        return Counts(total, len(self.legal), tuple(sorted(slugs.items())))
+        total = self.legal + self.refused.total()
+        return Counts(total, self.legal, self.without, tuple(sorted(self.refused.items())))
+
+
+def _try(asked: _Asked, tried: _Tried, progress: Progress | None) -> _Tried:
+    """Price every point; some schedule must be legal."""
+    size = _size(asked)
+    for done, point in enumerate(asked.points(asked.design), 1):
+        tried.look(done, point)
+        _tell(progress, "schedules priced", done, size)
+    if not tried.kept:
+        raise _nothing(tried, asked)
+    return tried
 
 
 def _check(objective: str, order: str | None, design: str | None) -> None:
@@ -152,15 +230,11 @@ def _check(objective: str, order: str | None, design: str | None) -> None:
         patterns.get(design)
 
 
-def _space(
-    operator: Operator,
-    problem: Problem,
-    spanned: tuple[Link, ...],
-    design: str | None,
-    order: str | None,
-) -> list[Point]:
-    """The points to look at; refused beforehand if they are too many."""
-    size = 0 if design else space_size(operator, problem, spanned, order)
+def _size(asked: _Asked) -> int:
+    """How many points there are to look at; refused beforehand if they are too many."""
+    if asked.design is not None:
+        return sum(1 for _ in asked.points(asked.design))
+    size = space_size(asked.operator, asked.problem, asked.spanned, asked.order)
     if size > LARGEST_SPACE:
         raise UserError(
             "space-too-large",
@@ -168,7 +242,7 @@ def _space(
             help="name a design with --schedule NAME, place the operator on a part of the machine "
             "with --group, or write a topology with fewer levels",
         )
-    return list(points(operator, problem, spanned, design=design, order=order))
+    return size
 
 
 def _over(peak: int, limit: int) -> Refusal:
@@ -186,13 +260,9 @@ def _gib(nbytes: int) -> str:
 
 
 def _decide(
-    legal: list[Candidate], network: Network, objective: str, progress: Progress | None
+    finalists: list[Candidate], network: Network, objective: str, progress: Progress | None
 ) -> tuple[Candidate, ...]:
-    """Simulate the best of the closed form, its Pareto set and all named designs; best first."""
-    ordered = sorted(legal, key=lambda c: c.key(objective))
-    chosen = dict.fromkeys(c.text for c in ordered[:FINALISTS])
-    chosen |= dict.fromkeys(c.text for c in pareto(legal))
-    finalists = [c for c in ordered if c.text in chosen or c.design]
+    """The finalists, simulated; best first."""
     decided = []
     for done, candidate in enumerate(finalists, 1):
         decided.append(replace(candidate, simulated=simulate(candidate.plan, network)))
@@ -206,46 +276,58 @@ def _tell(progress: Progress | None, what: str, done: int, total: int) -> None:
 
 
 def _named(
-    names: tuple[str, ...], ranked: tuple[Candidate, ...], tried: _Tried, spanned: tuple[Link, ...]
+    names: tuple[str, ...], ranked: tuple[Candidate, ...], tried: _Tried, asked: _Asked
 ) -> tuple[Named, ...]:
     """The best instance of every design, or what refuses it."""
     found = []
     for name in names:
         best = next((c for c in ranked if c.design == name), None)
         if best is None:
-            error = _refusal_of(name, tried, spanned)
+            error = _refusal_of(name, tried, asked)
             found.append(Named(name, None, error.slug, error.message, error.help))
         else:
             found.append(Named(name, best))
     return tuple(found)
 
 
-def _refusal_of(name: str, tried: _Tried, spanned: tuple[Link, ...]) -> UserError:
-    """Why no instance of a design is legal: of its refusals, the one that came furthest."""
-    refusals = [refusal for design, refusal in tried.refused if design == name]
-    if not refusals:
-        count = len(patterns.get(name).roles)
-        have = " ".join(f"{link.level}={link.size}" for link in spanned)
+def _refusal_of(name: str, tried: _Tried, asked: _Asked) -> UserError:
+    """Why no instance of a design is chosen: of its refusals, the one that came furthest."""
+    own, roles = patterns.get(name).order, len(patterns.get(name).roles)
+    orders = (own, "any") if asked.design is None else (own, "any", None)
+    if own is not None and asked.order not in orders:
         return UserError(
-            "design-does-not-fit",
-            f"{name} needs a mesh of {count} dimension{'s' if count > 1 else ''}, "
-            f"and the group {have} has no such mesh",
-            help="a dimension has at least 2 ranks; fitting designs: "
-            + (", ".join(n for n in patterns.names() if patterns.instances(n, spanned)) or "none"),
+            "another-order",
+            f"{name} has the {own} order, and the caller's tokens lie in another",
+            help=f"`--order {own}`, or `--order any`",
         )
-    return min(refusals, key=_distance).error()
+    alone = _Tried(tried.header, tried.network, tried.limit)
+    for number, point in enumerate(asked.points(name), 1):
+        alone.look(number, point)
+    without = (tried.emits(c.plan) for c in alone.kept if tried.emits)
+    refusal = next((x for x in without if x), None) or alone.furthest.get(None)
+    if refusal is not None:
+        return refusal.error()
+    have = " ".join(f"{link.level}={link.size}" for link in asked.spanned)
+    fitting = [n for n in patterns.names() if patterns.instances(n, asked.spanned)]
+    return UserError(
+        "design-does-not-fit",
+        f"{name} needs a mesh of {roles} dimension{'s' if roles > 1 else ''}, "
+        f"and the group {have} has no such mesh",
+        help="a dimension has at least 2 ranks; fitting designs: " + (", ".join(fitting) or "none"),
+    )
 
 
 def _distance(refusal: Refusal) -> int:
     return _FURTHEST.index(refusal.slug) if refusal.slug in _FURTHEST else len(_FURTHEST)
 
 
-def _nothing(tried: _Tried, design: str | None, spanned: tuple[Link, ...]) -> UserError:
-    """The error if no schedule is legal."""
+def _nothing(tried: _Tried, asked: _Asked) -> UserError:
+    """The error if no schedule is legal, or none of them has a module."""
+    if tried.unemitted is not None and tried.emits is not None:
+        return tried.emits(tried.unemitted.plan).error()
     if not tried.refused:
-        return _refusal_of(design or "", tried, spanned)
-    counts = tried.counts()
-    best = min((refusal for _, refusal in tried.refused), key=_distance)
+        return _refusal_of(asked.design or "", tried, asked)
+    counts, best = tried.counts(), tried.furthest[None]
     if len(counts.refused) == 1 and tried.least is None:
         return best.error()
     said = ", ".join(f"{slug} {count}" for slug, count in counts.refused)

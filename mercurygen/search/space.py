@@ -1,39 +1,71 @@
 """Every schedule that the search looks at, each once, in a fixed order.
 
 A point is a mesh and directives, as a person would write them: the order, the pins, one
-parallelize for each axis, the nest of the inputs that come by, the kernel. The reshards follow
-from the rest: `settle` adds them, or says why the point is not legal.
+parallelize for each axis, the nest of what comes by and goes home, a tile loop, the kernel. The
+reshards follow from the rest: `settle` adds them, or says why the point is not legal.
+
+The space has, for an operator with a mask whose tensors are pinned by their sequence:
+
+* every mesh of up to one dimension more than there are levels (or as many as a design has roles);
+* for every dimension every axis that is looped over, batch and heads only where they divide;
+* for every dimension and every input that does not carry its axis: gathered, walked relayed,
+  walked direct, or walked both ways; these nest in every order, and of two inputs that both walk
+  either is the outer one;
+* for every such dimension of the results: scattered if the rows are gathered, else home, relayed
+  or direct;
+* no tile loop, or one of 2, 4 or 8 parts (`loops`);
+* the mask's usual token order, the one that is asked for, or all.
+
+What is the same plan is one point: gathers that nothing walks around are done once, whatever else
+is written between them; reductions go innermost first; on two ranks both ways around are one; a
+loop over joined heads that cuts only one of the two axes is a loop over that one.
+
+Left out, because it gains nothing by any of our topologies and models:
+
+* `reverse`: the mirror image of a ring costs what the ring does.
+* `prefetch` other than 1: 0 only exposes transfers, more only holds more.
+* `skewed`: a sequence with a mask has none. `replicate`: no pin gives a rank all of a sequence.
+* several tile loops, or one that no transfer is pipelined by; loops over batch, which pipeline
+  what loops over heads do; over the sequence, whose tiles the ranks' own cut is.
+* rows that are walked with results scattered, and results that go home alone: tiles of a zigzag
+  do not align so (`tiles-do-not-align`), and contiguous causal ranks are out of balance.
+* what the rules refuse of every problem with such a mask: gathers of trimmed tiles
+  (`gather-of-trimmed`), results that go home of trimmed rows beside another walk
+  (`home-of-trimmed`), another's walks between those of one input (`walks-interleave`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby, permutations, product
-from math import perm
+from itertools import groupby, product
+from math import prod
 
 from mercurygen.designs import patterns
 from mercurygen.designs.meshes import meshes
 from mercurygen.errors import Refusal
+from mercurygen.ir.layout import ORDERS
 from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem
 from mercurygen.ir.program import SEQUENCE, Program
 from mercurygen.schedule.apply import attempt, start
 from mercurygen.schedule.directives import (
-    Along,
     Directive,
     OrderTokens,
     Parallelize,
     Patch,
     Pin,
     Reshard,
-    Shard,
-    Shift,
+    Tile,
 )
 from mercurygen.schedule.rules.parallelize import splittable
+from mercurygen.search.loops import PARTS, loops
+from mercurygen.search.nests import Groups, count, directives, nests
 
 KERNEL = "aten"
+
+Body = tuple[tuple[Directive, ...], tuple[Directive, ...]]  # who splits what; what moves how
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +103,8 @@ def points(
         problem: of one group: the heads that tensor parallelism leaves it.
         links: the levels as the group occupies them, outermost first.
         design: a name of `designs.patterns`, or None.
-        order: "zigzag", "contiguous", "any", or None for the mask's usual one.
+        order: one of `layout.ORDERS`, "any", or None for the mask's usual one. A design that has
+            an order of its own has no instances in another.
     """
     if design is None:
         found = _meshes(links)
@@ -79,25 +112,28 @@ def points(
         found = tuple(mesh for mesh, _ in patterns.instances(design, links))
     for mesh in found:
         program = start(operator, problem, mesh)
-        bodies = _bodies(program) if design is None else (patterns.get(design).on(mesh),)
-        for body in bodies:
-            name = design or patterns.name_of(mesh, body)
-            for kind in _orders(problem, mesh, order):
-                yield Point(program, (*_frame(program, kind), *body, Patch("body", KERNEL)), name)
+        own = design and patterns.get(design).order
+        for kind in _orders(problem, mesh, order, own):
+            for split, moves in _bodies(program) if design is None else _forms(program, design):
+                lines = (*_frame(program, kind), *split, *moves)
+                name = design or patterns.name_of(mesh, lines)
+                yield Point(program, (*lines, Patch("body", KERNEL)), name)
 
 
 def size(
     operator: Operator, problem: Problem, links: tuple[Link, ...], order: str | None = None
 ) -> int:
-    """How many points the whole space has, by a formula: none is made.
-
-    Of d dimensions some split the rows, and these become stages in any order, each of two kinds.
-    """
+    """How many points the whole space has, by a formula for every way to split: none is made."""
     total = 0
     for mesh in _meshes(links):
-        others = len(splittable(start(operator, problem, mesh))) - 1
-        d = len(mesh.dims)
-        bodies = sum(perm(d, k) * 2**k * others ** (d - k) for k in range(d + 1))
+        program = start(operator, problem, mesh)
+        groups, trims = Groups.of(program), program.mask != "full"
+        bodies = 0
+        for split in _splits(program):
+            columns, rows = (_missing(program, split, x) for x in (groups.columns, groups.rows))
+            sizes = (tuple(n for _, n in columns), tuple(n for _, n in rows))
+            for kinds, many in count(*sizes, trims).items():
+                bodies += many * len(loops(program, groups, split, kinds))
         total += bodies * len(_orders(problem, mesh, order))
     return total
 
@@ -118,14 +154,18 @@ def _meshes(links: tuple[Link, ...]) -> tuple[Mesh, ...]:
     return meshes(links, max(active + 1, patterns.most_roles()))
 
 
-def _orders(problem: Problem, mesh: Mesh, order: str | None) -> tuple[str, ...]:
+def _orders(
+    problem: Problem, mesh: Mesh, order: str | None, own: str | None = None
+) -> tuple[str, ...]:
     """Token orders to try; on one rank all are the same, and contiguous fits every length."""
+    if own is not None:
+        return (own,) if order in (None, "any", own) else ()
     usual = "zigzag" if problem.mask == "causal" and mesh.dims else "contiguous"
     if order is None:
         return (usual,)
     if order != "any":
         return (order,)
-    return ("contiguous", "zigzag") if mesh.dims else ("contiguous",)
+    return ORDERS if mesh.dims else ("contiguous",)
 
 
 def _frame(program: Program, kind: str) -> tuple[Directive, ...]:
@@ -136,33 +176,59 @@ def _frame(program: Program, kind: str) -> tuple[Directive, ...]:
     return (OrderTokens(SEQUENCE, kind, dims), *pins)
 
 
-def _bodies(program: Program) -> Iterator[tuple[Directive, ...]]:
-    """Every way to split the iterations over the mesh, with every nest for it."""
-    rows, columns = program.mask_axes
-    brought = tuple(t.name for t in program.inputs if not t.carries(rows))
-    names = program.mesh.names
-    for axes in product(splittable(program), repeat=len(names)):
-        split = dict(zip(names, axes, strict=True))
+def _splits(program: Program) -> Iterator[dict[str, str]]:
+    """Per dimension an axis, in every way that batch and heads can be divided."""
+    mesh = program.mesh
+    for axes in product(splittable(program), repeat=len(mesh.names)):
+        split = dict(zip(mesh.names, axes, strict=True))
+        ways = {
+            axis: prod(mesh.extent(dim) for dim in mesh.names if split[dim] == axis)
+            for axis in axes
+            if axis not in program.mask_axes
+        }
+        if all(program.extent(axis) % n == 0 for axis, n in ways.items()):
+            yield split
+
+
+def _missing(
+    program: Program, split: dict[str, str], tensors: tuple[str, ...]
+) -> tuple[tuple[str, int], ...]:
+    """Dimensions, with sizes, along which tensors do not carry the axis that is split."""
+    tensor = program.tensor(tensors[0])
+    return tuple(
+        (dim, program.mesh.extent(dim)) for dim, axis in split.items() if not tensor.carries(axis)
+    )
+
+
+def _bodies(program: Program) -> Iterator[Body]:
+    """Every way to split the iterations over the mesh, with every nest and tile loop for it."""
+    groups, names = Groups.of(program), program.mesh.names
+    for split in _splits(program):
         lines = tuple(
             Parallelize(axis, tuple(dim for dim in names if split[dim] == axis))
-            for axis in dict.fromkeys(axes)
+            for axis in dict.fromkeys(split.values())
         )
-        over = [dim for dim in names if split[dim] == rows]
-        for dims in permutations(over):
-            for kinds in product((Shift, Shard), repeat=len(dims)):
-                yield (*lines, *_nest(brought, columns, dims, kinds))
+        columns, rows = (_missing(program, split, x) for x in (groups.columns, groups.rows))
+        for nest in nests(columns, rows, program.mask != "full"):
+            moves = directives(nest, groups, names)
+            for loop in loops(program, groups, split, nest.kinds):
+                yield lines, (*moves, *loop)
 
 
-def _nest(
-    tensors: tuple[str, ...], axis: str, dims: tuple[str, ...], kinds: tuple[type, ...]
-) -> Iterator[Directive]:
-    """The stages, outermost first; adjacent ones of a kind share a line."""
-    for kind, pairs in groupby(zip(kinds, dims, strict=True), key=lambda pair: pair[0]):
-        named = tuple(dim for _, dim in pairs)
-        if kind is Shift:
-            yield Shift(tensors, axis, tuple(Along(dim) for dim in named))
-        else:
-            yield Shard(tensors, axis, named)
+def _forms(program: Program, design: str) -> Iterator[Body]:
+    """A design on a mesh, with every number of parts of its tile loop that divides."""
+    pattern = patterns.get(design)
+    body = pattern.on(program.mesh)
+    lines = tuple(d for d in body if isinstance(d, Parallelize))
+    moves = tuple(d for d in body if not isinstance(d, Parallelize))
+    if pattern.tile is None:
+        yield lines, moves
+        return
+    dims = [dim for d in lines if d.axis == pattern.tile for dim in d.dims]
+    have = program.extent(pattern.tile) // prod(program.mesh.extent(dim) for dim in dims)
+    fitting = [parts for parts in PARTS if have % parts == 0 and have]
+    for parts in fitting or PARTS[:1]:  # what does not fit is refused
+        yield lines, (*moves, Tile(pattern.tile, parts))
 
 
 def _reshards(program: Program) -> Iterator[Reshard]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mercurygen.cost.report import Cost
 from mercurygen.cost.topology import Level
-from mercurygen.schedule.directives import Parallelize, Shard, Shift
+from mercurygen.schedule.directives import Parallelize, Shard, Shift, Tile
 from mercurygen.search.result import Candidate, Result
 
 _PARTS = {
@@ -45,6 +45,9 @@ def why(result: Result, *, brief: bool = False) -> str:
         chosen = [next(c for c in others if c.design == design) for design in told]
         words = "; ".join(_against(result, best, c) for c in chosen)
         sentences.append(f"Of the other named designs, {words}.")
+    if result.unemitted:
+        told = f"{label(result.unemitted)}: {_figures(result.unemitted, result.objective)}"
+        sentences.append(f"The model prefers one that no module is emitted for yet, {told}.")
     return " ".join(sentences)
 
 
@@ -66,17 +69,32 @@ def label(candidate: Candidate) -> str:
 
 
 def what(candidate: Candidate) -> str:
-    """What the mesh dimensions do: `S_q over node; H over gpu; walk node`."""
-    words = []
+    """What the mesh dimensions do: `S_q over node; H over gpu; walk node`.
+
+    Of queries and results it says so: `walk q node; home node direct`.
+    """
+    program, words = candidate.plan.program, []
     for directive in candidate.schedule.directives:
         match directive:
             case Parallelize(axis, dims):
                 words.append(f"{axis} over {', '.join(dims)}")
-            case Shard(dims=dims):
-                words.append(f"gather {', '.join(dims)}")
-            case Shift(along=along):
-                words.append(f"walk {', '.join(map(str, along))}")
+            case Shard(tensors, _, dims):
+                home = program.tensor(tensors[0]).role == "output"
+                words.append(
+                    f"{'scatter' if home else 'gather' + _queries(tensors)} {', '.join(dims)}"
+                )
+            case Shift(tensors, _, along):
+                home = program.tensor(tensors[0]).role == "output"
+                dims = ", ".join(map(str, along))
+                words.append(f"{'home' if home else 'walk' + _queries(tensors)} {dims}")
+            case Tile():
+                words.append(str(directive))
     return "; ".join(words) or "one rank"
+
+
+def _queries(tensors: tuple[str, ...]) -> str:
+    """The name of what moves alone; keys and values go without saying."""
+    return f" {tensors[0]}" if len(tensors) == 1 else ""
 
 
 def _figures(candidate: Candidate, objective: str) -> str:
