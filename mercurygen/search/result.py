@@ -106,12 +106,15 @@ class Counts:
         legal: of them, those that lower to a plan within the memory limit.
         not_emitted: of these, those that no module is emitted for yet.
         refused: per slug, the rest; sorted by slug.
+        skipped: variants (tile loops, rings both ways) of schedules that are not among the best:
+            they are not looked at.
     """
 
     candidates: int
     legal: int
     not_emitted: int
     refused: tuple[tuple[str, int], ...]
+    skipped: int = 0
 
     def to_dict(self) -> dict:
         """For `--json`."""

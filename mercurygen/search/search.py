@@ -25,13 +25,14 @@ from mercurygen.lower.plan import Plan
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.search.place import links, place, target
 from mercurygen.search.result import OBJECTIVES, Candidate, Counts, Named, Result, pareto
-from mercurygen.search.space import Point, points, settle
+from mercurygen.search.space import Point, is_variant, plain, points, settle
 from mercurygen.search.space import size as space_size
 
 Progress = Callable[[str, int, int], None]  # (what is done, how many are, of how many)
 Emits = Callable[[Plan], Refusal | None]  # why no module is emitted for a plan yet
 
 FINALISTS = 50
+VARIED = 8  # plain schedules whose variants are priced too
 KEPT = 2000  # candidates, before all but those that can still win are dropped
 LARGEST_SPACE = 100_000  # schedules: a minute or so on one core
 ORDERS = (*layout.ORDERS, "any")
@@ -136,6 +137,7 @@ class _Tried:
         refused: how many are not, by slug.
         furthest: per design (None: of all) the refusal that came furthest.
         least: the least memory of those that are over the limit, or None.
+        skipped: variants that were not priced.
     """
 
     header: Schedule
@@ -150,6 +152,7 @@ class _Tried:
     refused: Counter[str] = field(default_factory=Counter)
     furthest: dict[str | None, Refusal] = field(default_factory=dict)
     least: int | None = None
+    skipped: int = 0
 
     def look(self, number: int, point: Point) -> None:
         """Price a point, or note what refuses it."""
@@ -205,15 +208,29 @@ class _Tried:
     def counts(self) -> Counts:
         """How many were looked at, legal and refused."""
         total = self.legal + self.refused.total()
-        return Counts(total, self.legal, self.without, tuple(sorted(self.refused.items())))
+        refused = tuple(sorted(self.refused.items()))
+        return Counts(total, self.legal, self.without, refused, self.skipped)
 
 
 def _try(asked: _Asked, tried: _Tried, progress: Progress | None) -> _Tried:
-    """Price every point; some schedule must be legal."""
-    size = _size(asked)
+    """Price every plain point, and the variants of the best; some schedule must be legal.
+
+    Variants, with a tile loop or rings both ways, are simulated, a hundred times as slow.
+    """
+    size, variants = _size(asked), {}
     for done, point in enumerate(asked.points(asked.design), 1):
-        tried.look(done, point)
+        if asked.design is None and point.design is None and is_variant(point.directives):
+            key = point.mesh, plain(point.directives)
+            variants.setdefault(key, []).append((done, point))
+        else:
+            tried.look(done, point)
         _tell(progress, "schedules priced", done, size)
+    ordered = sorted(tried.kept, key=lambda c: c.key(tried.objective))
+    for candidate in ordered[:VARIED]:
+        key = candidate.schedule.mesh, plain(candidate.schedule.directives)
+        for done, point in variants.pop(key, ()):
+            tried.look(done, point)
+    tried.skipped = sum(map(len, variants.values()))
     if not tried.kept:
         raise _nothing(tried, asked)
     return tried

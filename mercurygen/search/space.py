@@ -37,7 +37,7 @@ Left out, because it gains nothing by any of our topologies and models:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 from math import prod
 
@@ -51,17 +51,20 @@ from mercurygen.ir.problem import Problem
 from mercurygen.ir.program import SEQUENCE, Program
 from mercurygen.schedule.apply import attempt, start
 from mercurygen.schedule.directives import (
+    Along,
     Directive,
+    Join,
     OrderTokens,
     Parallelize,
     Patch,
     Pin,
     Reshard,
+    Shift,
     Tile,
 )
 from mercurygen.schedule.rules.parallelize import splittable
 from mercurygen.search.loops import PARTS, loops
-from mercurygen.search.nests import Groups, count, directives, nests
+from mercurygen.search.nests import BOTH, Groups, count, directives, nests
 
 KERNEL = "aten"
 
@@ -136,6 +139,27 @@ def size(
                 bodies += many * len(loops(program, groups, split, kinds))
         total += bodies * len(_orders(problem, mesh, order))
     return total
+
+
+def is_variant(directives: tuple[Directive, ...]) -> bool:
+    """Whether a schedule is a plainer one with a tile loop, or with a ring both ways."""
+    return any(
+        isinstance(d, Tile | Join)
+        or (isinstance(d, Shift) and any(BOTH in along.options for along in d.along))
+        for d in directives
+    )
+
+
+def plain(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
+    """The directives without tile loops, rings both ways and reshards: what variants share."""
+    found = []
+    for d in directives:
+        if isinstance(d, Shift):
+            along = tuple(Along(a.dim, tuple(o for o in a.options if o != BOTH)) for a in d.along)
+            d = replace(d, along=along)
+        if not isinstance(d, Tile | Join | Reshard):
+            found.append(d)
+    return tuple(found)
 
 
 def settle(point: Point) -> tuple[Program, tuple[Directive, ...]] | Refusal:
