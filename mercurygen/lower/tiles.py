@@ -14,9 +14,9 @@ from mercurygen.ir.atoms import Region
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.border import Border, Flight, Step
 from mercurygen.lower.events import Cut
-from mercurygen.lower.nest import Named, named
 from mercurygen.lower.plan import Gather, Loop, Swap
 from mercurygen.lower.recorder import Tile, Works
+from mercurygen.lower.results import Named, named
 
 Part = dict[str, tuple[int, int]]  # per axis of the tile loops, which of how many parts
 
