@@ -100,7 +100,7 @@ class Contributions(Transfers):
         for source, target in zip(event.sources, event.targets, strict=True):
             held = self.here[source]
             if isinstance(held, Blank):
-                held = self.here[source] = self.unwritten(held, source, None)
+                held = self.here[source] = self.unwritten(held, source)
             if event.part is not None:
                 if not isinstance(held, Parts) or not 0 <= event.part < len(held.parts):
                     self.fail(f"part {event.part} of {held or 'nothing'}")
@@ -109,7 +109,7 @@ class Contributions(Transfers):
             if part.seen is None:
                 self.fail(f"{part} is no partial result")
             tensor = self.program.tensor(part.tensor)
-            if (part.tensor, "softmax") in self.first_of_merges:
+            if part.tensor in self.softmaxes:
                 scratch = softmax_scratch(self.plan, tensor, part.region)
             names.append(part.tensor)
             whole = self.output(target, tensor)

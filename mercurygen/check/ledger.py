@@ -36,8 +36,7 @@ class Ledger:
         self.plan = plan
         self.reads, self.writes = self.program.read, self.program.outputs
         self.holding: list[list[Holding]] = [[None] * len(t.buffers) for t in traces]
-        self.elements: list[list[int]] = [[0] * len(t.buffers) for t in traces]
-        self.first_of_merges = {(c.outputs[0], c.kind) for c in self.program.combines}
+        self.softmaxes = {c.outputs[0] for c in self.program.combines if c.kind == "softmax"}
         self.sent: dict[Op, tuple[Holding, ...]] = {}
         self.returned: list[set[str]] = [set() for _ in traces]
         self.tiles = self.contributions = self.rank = self.index = 0
@@ -77,7 +76,7 @@ class Ledger:
         """What an output holds before something is merged into it."""
         held, trace = self.here[buffer], self.traces[self.rank]
         if isinstance(held, Blank) and held.tensor == tensor.name:
-            held = self.unwritten(held, buffer, None)
+            held = self.unwritten(held, buffer)
             self.here[buffer] = held
             self.fits(buffer)
         if not isinstance(held, Content) or held.tensor != tensor.name or held.seen is None:
@@ -112,7 +111,7 @@ class Ledger:
         sums = tuple(have | new for have, new in zip(old.seen, shares, strict=True))
         self.here[buffer] = put(whole, replace(old, seen=sums), places)
 
-    def unwritten(self, blank: Blank, buffer: int, nbytes: int | None) -> Content:
+    def unwritten(self, blank: Blank, buffer: int) -> Content:
         """A filled buffer that is sent as it is: what it would be merged into says its region."""
         region = self.blank_region(buffer)
         tensor = self.program.tensor(blank.tensor)
@@ -149,7 +148,7 @@ class Ledger:
         """A buffer that moves, or was joined, is just as long as its content."""
         trace, content = self.traces[self.rank], self.here[buffer]
         if isinstance(content, Blank):
-            content = self.here[buffer] = self.unwritten(content, buffer, nbytes)
+            content = self.here[buffer] = self.unwritten(content, buffer)
         if content is None:
             self.fail(f"{label(trace, buffer)} moves, but holds nothing")
         length = trace.buffers[buffer].nbytes if nbytes is None else nbytes

@@ -117,7 +117,7 @@ class Transfers(Ledger):
         here = self.here
         content = here[source]
         if isinstance(content, Blank):
-            content = here[source] = self.unwritten(content, source, None)
+            content = here[source] = self.unwritten(content, source)
         here[target] = take(single(content), self.places(single(content), cuts))
         self.fits(target)
 

@@ -131,19 +131,11 @@ class Atoms:
 
     def pinned(self, tensor: Tensor, here: Coordinate) -> Region:
         """What the caller holds, or wants, of a tensor on a rank."""
-        return self.region(tensor, here, self._by_axis(tensor, tensor.pin))
-
-    def working(self, tensor: Tensor, here: Coordinate) -> Region:
-        """What the schedule works from, or leaves, of a tensor on a rank: between the borders."""
-        stored = tuple(self.program.stored(tensor, dim) for dim in self.mesh.names)
-        return self.region(tensor, here, self._by_axis(tensor, stored))
-
-    def _by_axis(self, tensor: Tensor, split: tuple[str | None, ...]) -> dict[str, tuple[str, ...]]:
-        found: dict[str, tuple[str, ...]] = {}
-        for dim, axis in zip(self.mesh.names, split, strict=True):
+        split: dict[str, tuple[str, ...]] = {}
+        for dim, axis in zip(self.mesh.names, tensor.pin, strict=True):
             if axis is not None:
-                found[axis] = (*found.get(axis, ()), dim)
-        return found
+                split[axis] = (*split.get(axis, ()), dim)
+        return self.region(tensor, here, split)
 
     def join(self, tensor: Tensor, axis: str, dim: str, whole: Iterable[str]) -> Interleaving:
         """How the ranks' parts along `dim` join when those along `whole` are joined already."""

@@ -134,7 +134,7 @@ def _loops(program: Program) -> tuple[Loop, ...]:
             continue
         outputs = _outputs_along(program, stage)
         partner = _partner(program, index)
-        piece = _piece(program, stage, names, partner and program.stages[partner])
+        piece = _piece(program, stage, partner and program.stages[partner])
         skewed = None
         if partner is not None:
             gone.add(partner)
@@ -229,9 +229,7 @@ def _partner(program: Program, index: int) -> int | None:
     return None
 
 
-def _piece(
-    program: Program, stage: Stage, names: list[str], partner: Stage | None
-) -> Gather | Walk:
+def _piece(program: Program, stage: Stage, partner: Stage | None) -> Gather | Walk:
     if stage.kind == "walk":
         ahead = next((int(o.split()[1]) for o in stage.options if o.startswith("prefetch")), 1)
         return Walk(
@@ -268,11 +266,13 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
                     d for d in order.dims if d in left or program.stored(first, d) != scatter.axis
                 ]
                 join = interleaving(order, program.mesh, dim, whole)
-                found.append(_reduce(program, combine, dim, scatter.axis, join, scatter.dtype))
+                found.append(
+                    Reduce(combine.outputs, combine.kind, dim, scatter.axis, join, scatter.dtype)
+                )
             elif (first.name, dim) in program.replicated:
                 lower_to = {(t, d): x for t, d, x in program.reduce_dtype}
                 dtype = lower_to.get((first.name, dim))
-                found.append(_reduce(program, combine, dim, None, None, dtype))
+                found.append(Reduce(combine.outputs, combine.kind, dim, None, None, dtype))
     return tuple(found)
 
 
@@ -281,7 +281,3 @@ def _scatter(program: Program, name: str, dim: str) -> Stage | None:
         if stage.kind == "scatter" and stage.dim == dim and name in stage.tensors:
             return stage
     return None
-
-
-def _reduce(program, combine, dim, axis, join, dtype) -> Reduce:
-    return Reduce(combine.outputs, combine.kind, dim, axis, join, dtype)

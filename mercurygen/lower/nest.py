@@ -83,9 +83,10 @@ class Nest(Homes):
         loop, rest = loops[0], loops[1:]
         if loop.tensors:
             led = tuple(tensors[name] for name in loop.tensors)
-            steps = self.coming(loop, led if self.led else self.lead(loop, led))
+            led = led if self.led else self.lead(loop, led)
+            steps = self.coming(loop, led)
         else:
-            led, steps = (), self.owners(loop)
+            steps = self.owners(loop)
         tensors = {name: x for name, x in tensors.items() if name not in loop.tensors}
         shares = self.shares(loop, rest, steps, tensors)
         way = self.sent_home if loop.home == "direct" else self.travelling

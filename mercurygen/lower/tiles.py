@@ -221,7 +221,7 @@ class TileLoops(Border):
     def start_of(self, loop: Loop, x: Tile, held: tuple[Tile, ...], stage: Gather) -> Works:
         """Start the gather, or the broadcast, of a part."""
         if not stage.broadcast:
-            return self.start_gather(loop, (x,), held, stage)
+            return self.start_gather((x,), held, stage)
         axis = next(a for a in x.tensor.axes if a in self.part)
         index, parts = self.part[axis]
         root = index * self.mesh.extent(stage.dim) // parts
