@@ -186,7 +186,7 @@ class TileLoops(Border):
         loop, depth, stage = gathers[-1]
         x = x if steps or depth else self.cut_part(x, stage)
         received = self.parts((x,), stage)
-        return Gathering(self.start_of(loop, x, received, stage), loop, depth, stage, x, received)
+        return Gathering(self.start_of(x, received, stage), loop, depth, stage, x, received)
 
     def cut_but(self, tensor: Tensor, region: Region, steps: tuple[Step, ...]) -> Region:
         """The part that is going on, whole along the axes that some reshards are yet to deal."""
@@ -218,7 +218,7 @@ class TileLoops(Border):
             return part
         return self.dense(x, self.of_part(x.tensor, x.region))
 
-    def start_of(self, loop: Loop, x: Tile, held: tuple[Tile, ...], stage: Gather) -> Works:
+    def start_of(self, x: Tile, held: tuple[Tile, ...], stage: Gather) -> Works:
         """Start the gather, or the broadcast, of a part."""
         if not stage.broadcast:
             return self.start_gather((x,), held, stage)
