@@ -62,10 +62,6 @@ def _indented(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _wrapped(text: str) -> list[str]:
-    return _indented(wrap(text, WIDTH - 2, break_on_hyphens=False))
-
-
 def _wires(schedule: Schedule) -> dict[str, str]:
     """Which links a mesh dimension runs over."""
     links = schedule.links

@@ -143,9 +143,8 @@ class Playback:
             case Wait(op):
                 return f"waits for transfer {op}"
             case Kernel(inputs, block=block):
-                return (
-                    f"runs the kernel on {' and '.join(label[x.buffer] for x in inputs)}, {block}"
-                )
+                read = " and ".join(label[x.buffer] for x in inputs)
+                return f"runs the kernel on {read}, {block}"
             case Merge(sources):
                 return f"merges {' and '.join(label[x] for x in sources)}"
             case Weigh() | Unweigh():
@@ -369,12 +368,8 @@ class Playback:
     def weigh(self, out: Tensor, lse: Tensor, most: Tensor) -> Tensor:
         """`_weigh`."""
         event = self.expect(Weigh, "weighs results")
-        for name, number, tensor in zip(
-            ("out", "lse", "largest lse"),
-            (*event.sources, event.most),
-            (out, lse, most),
-            strict=True,
-        ):
+        names, numbers = ("out", "lse", "largest lse"), (*event.sources, event.most)
+        for name, number, tensor in zip(names, numbers, (out, lse, most), strict=True):
             self.bind(f"{name} that is weighed", number, tensor.storage)
         packed = Tensor.new([out.numel() + lse.numel()], self.accumulator, "weighed")
         self.same("bytes", self.trace.buffers[event.target].nbytes, packed.storage.nbytes)

@@ -326,10 +326,6 @@ class Operator:
         """How contributions to an output are merged; None if it gets just one."""
         return next((c for c in self.combines if output in c.outputs), None)
 
-    def together_with(self, tensor: str) -> tuple[str, ...]:
-        """The tensors that always move as one with this one, itself included."""
-        return next((group for group in self.together if tensor in group), (tensor,))
-
 
 def _source(body: tuple[Statement, ...]) -> str:
     return "\n".join(statement.source for statement in body)

@@ -14,9 +14,9 @@ from mercurygen.ir.atoms import Region
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.border import Border, Flight, Step
 from mercurygen.lower.events import Cut
-from mercurygen.lower.nest import Named, named
 from mercurygen.lower.plan import Gather, Loop, Swap
 from mercurygen.lower.recorder import Tile, Works
+from mercurygen.lower.results import Named, named
 
 Part = dict[str, tuple[int, int]]  # per axis of the tile loops, which of how many parts
 
@@ -186,7 +186,7 @@ class TileLoops(Border):
         loop, depth, stage = gathers[-1]
         x = x if steps or depth else self.cut_part(x, stage)
         received = self.parts((x,), stage)
-        return Gathering(self.start_of(loop, x, received, stage), loop, depth, stage, x, received)
+        return Gathering(self.start_of(x, received, stage), loop, depth, stage, x, received)
 
     def cut_but(self, tensor: Tensor, region: Region, steps: tuple[Step, ...]) -> Region:
         """The part that is going on, whole along the axes that some reshards are yet to deal."""
@@ -218,10 +218,10 @@ class TileLoops(Border):
             return part
         return self.dense(x, self.of_part(x.tensor, x.region))
 
-    def start_of(self, loop: Loop, x: Tile, held: tuple[Tile, ...], stage: Gather) -> Works:
+    def start_of(self, x: Tile, held: tuple[Tile, ...], stage: Gather) -> Works:
         """Start the gather, or the broadcast, of a part."""
         if not stage.broadcast:
-            return self.start_gather(loop, (x,), held, stage)
+            return self.start_gather((x,), held, stage)
         axis = next(a for a in x.tensor.axes if a in self.part)
         index, parts = self.part[axis]
         root = index * self.mesh.extent(stage.dim) // parts

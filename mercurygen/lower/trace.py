@@ -1,17 +1,17 @@
 """A plan played for one rank: the emitted module's own shape, on buffers that hold nothing.
 
-The functions here, and those that they build on (`tiles`, `border`, `nest`, `walks`), are those of
-an emitted module, statement for statement. A buffer lives as long as a Python variable refers to
-it, here as there (`recorder`).
+The functions here, and those that they build on (from `tiles`, `border` and `nest` down to
+`walks` and `rings`), are those of an emitted module, statement for statement. A buffer lives as
+long as a Python variable refers to it, here as there (`recorder`).
 """
 
 from __future__ import annotations
 
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Derive, Return, Trace
-from mercurygen.lower.nest import Named, named
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.recorder import Tile
+from mercurygen.lower.results import Named, named
 from mercurygen.lower.tiles import TileLoops
 
 

@@ -124,7 +124,7 @@ class Walks(Rings):
     def gather(self, loop: Loop, depth: int, tiles: Tiles, stage: Gather) -> Tiles:
         """All tiles along a dimension, joined in global order."""
         parts = self.parts(tiles, stage)
-        works = self.start_gather(loop, tiles, parts, stage)
+        works = self.start_gather(tiles, parts, stage)
         return self.finish_gather(loop, depth, tiles, parts, works, stage)
 
     def gather_ahead(
@@ -133,11 +133,11 @@ class Walks(Rings):
         """Gather every tile of a walk; the next one's gather runs while one is used."""
         owner, tiles = next(walk)
         parts = self.parts(tiles, stage)
-        works = self.start_gather(loop, tiles, parts, stage)
+        works = self.start_gather(tiles, parts, stage)
         whose = {**outer, **owner}
         gathered = self.finish_gather(loop, depth, tiles, parts, works, stage, whose)
         for following, tiles in walk:  # noqa: B020 - as in the module: the name is bound anew
-            works = self.start_gather(loop, tiles, parts, stage)
+            works = self.start_gather(tiles, parts, stage)
             yield owner, gathered
             owner = following
             whose = {**outer, **owner}
@@ -152,7 +152,7 @@ class Walks(Rings):
             for x in tiles
         )
 
-    def start_gather(self, loop: Loop, tiles: Tiles, parts: Tiles, stage: Gather) -> Works:
+    def start_gather(self, tiles: Tiles, parts: Tiles, stage: Gather) -> Works:
         """Start one all-gather per tensor."""
         started = [
             self.collective("all-gather", stage.dim, x, into)

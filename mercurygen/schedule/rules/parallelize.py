@@ -13,7 +13,7 @@ from mercurygen.schedule.rules.common import unknown_axis, unknown_dim
 
 
 def refuse(program: Program, d: Parallelize) -> Refusal | None:
-    """Unknown names, a dimension used twice, an axis that this version does not split."""
+    """Unknown names, a dimension used twice, an axis that the operator takes whole."""
     found = unknown_axis(program, d.axis) or unknown_dim(program, d.dims)
     if found:
         return found
