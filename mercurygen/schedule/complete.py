@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from math import prod
 
 from mercurygen.errors import Refusal
-from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.layout import Order
-from mercurygen.ir.names import REPLICATED
 from mercurygen.ir.problem import divisors, nearest_multiples
-from mercurygen.ir.program import Axis, BorderStep, Program, Tensor
-from mercurygen.schedule.directives import Reshard
+from mercurygen.ir.program import Axis, Program, Tensor
+from mercurygen.schedule.borders import settle_border
 from mercurygen.schedule.fault import Fault
-from mercurygen.schedule.rules.tile import MOST_PARTS
 from mercurygen.schedule.stories import fault_of_stories
+from mercurygen.schedule.tile_loops import fault_of_tiles
 
 SETTLED = tuple[Program, None] | tuple[None, Fault]
 OWN_BODY = "body"  # the kernel that is the operator's own lines
@@ -49,10 +46,10 @@ def _laid_out(program: Program) -> SETTLED:
     if program.order is None:
         kind = "zigzag" if program.mask == "causal" and split else "contiguous"
         program = program.changed(order=Order(kind, split))
-    fault = _fault_of_order(program, split) or _fault_of_sizes(program) or _fault_of_tiles(program)
+    fault = _fault_of_order(program, split) or _fault_of_sizes(program) or fault_of_tiles(program)
     if fault:
         return None, fault
-    return _settle_border(program)
+    return settle_border(program)
 
 
 def _with_default_pins(program: Program) -> Program:
@@ -171,126 +168,6 @@ def _divides(program: Program) -> bool:
     return True
 
 
-def _fault_of_tiles(program: Program) -> Fault | None:
-    atoms = atoms_of(program)
-    for loop in program.tiles:
-        parts = atoms.loop_parts(loop.axes)
-        seen = [
-            program.extent(axis)
-            // prod(program.mesh.extent(dim) for dim in program.parallel_dims(axis))
-            for axis in loop.axes
-        ]
-        if prod(parts.values()) != loop.parts or any(
-            size % parts[axis] for axis, size in zip(loop.axes, seen, strict=True)
-        ):
-            name = "_".join(loop.axes)
-            legal = ", ".join(str(parts) for parts in _equal_parts(seen) if parts > 1) or "none"
-            return Fault(
-                Refusal(
-                    "tile-parts",
-                    lambda name=name, loop=loop, legal=legal, seen=seen: (
-                        f"{name} has {prod(seen)} on a rank, which is not {loop.parts} equal parts",
-                        f"legal numbers of parts: {legal}",
-                    ),
-                ),
-                ("tile", name),
-                ("parallelize", *loop.axes),
-            )
-        for axis in loop.axes:
-            fault = _fault_of_sequence_tile(program, axis) or _fault_of_pinned_tile(program, axis)
-            if fault:
-                return fault
-    for axis in program.axes:
-        count = atoms.count[axis.name]
-        if axis.extent % count:
-            legal = nearest_multiples(axis.extent, count)
-            return Fault(
-                Refusal(
-                    "not-divisible",
-                    lambda axis=axis, count=count, legal=legal: (
-                        f"{axis.name}={axis.extent} is cut into {count} parts by this schedule",
-                        f"nearest legal: {legal}",
-                    ),
-                ),
-                ("tile", axis.name),
-                ("parallelize", axis.name),
-                ("parallelize", axis.name),
-            )
-    return None
-
-
-def _equal_parts(seen: list[int]) -> list[int]:
-    """In how many equal parts joined axes fall: of the first, or of all of it and of the rest."""
-    first, *rest = seen
-    found = [n for n in range(1, min(first, MOST_PARTS) + 1) if first % n == 0]
-    if rest and first <= MOST_PARTS:
-        found += [first * n for n in _equal_parts(rest) if 1 < n <= MOST_PARTS // first]
-    return found
-
-
-def _fault_of_sequence_tile(program: Program, axis: str) -> Fault | None:
-    """Tiles of a sequence: not where its tokens interleave, nor where it moves."""
-    if axis not in program.mask_axes:
-        return None
-    if program.order.kind == "striped":
-        explain = (
-            f"{axis} cannot be tiled: the order is striped, and that of a part would not be",
-            "order the tokens zigzag or contiguous, or tile another axis",
-        )
-        return Fault(Refusal("tile-striped", lambda: explain), ("tile", axis), ("order",))
-    moving = [
-        ("shift" if s.kind == "walk" else "shard", *s.tensors, axis, s.dim)
-        for s in program.stages
-        if s.axis == axis
-    ]
-    border = [
-        ("pin", tensor.name, dim)
-        for tensor in program.tensors
-        if tensor.carries(axis)
-        for dim in program.mesh.names
-        if program.pinned(tensor, dim) != program.stored(tensor, dim)
-    ]
-    if moving or border:
-        rival = (*moving, *border)[0]
-        others = [name for name in program.loops if name not in program.mask_axes]
-        explain = (
-            f"{axis} cannot be tiled: it is split over {rival[-1]}, and what a rank holds of it "
-            "moves whole",
-            f"tile another axis: {', '.join(others)}",
-        )
-        return Fault(Refusal("tile-of-moved", lambda: explain), ("tile", axis), rival)
-    return None
-
-
-def _fault_of_pinned_tile(program: Program, axis: str) -> Fault | None:
-    """A tiled axis that the caller holds split, and the nest does not: its parts lie elsewhere.
-
-    Or one that is dealt, or joined, in more than one reshard: its parts are no runs between them.
-    """
-    border = needed_border(program)
-    for tensor in (*program.read, *program.outputs):
-        steps = [step for step in border if step.tensor == tensor.name]
-        moved = [step for step in steps if axis in (step.source, step.target)]
-        if len(moved) > 1 or (moved and tensor.role == "output" and moved[0] != steps[-1]):
-            explain = (
-                f"{axis} cannot be tiled: {tensor.name} is resharded by it in {len(steps)} steps, "
-                "which move it whole",
-                f"tile another axis, or split {axis} over the outermost dimension only",
-            )
-            rival = ("parallelize", axis, *(step.dim for step in moved))
-            return Fault(Refusal("tile-of-moved", lambda e=explain: e), ("tile", axis), rival)
-        for dim in program.mesh.names:
-            if program.pinned(tensor, dim) == axis != program.stored(tensor, dim):
-                explain = (
-                    f"{axis} cannot be tiled: the caller holds {tensor.name} in slices of it over "
-                    f"{dim}, which the schedule joins",
-                    f"tile another axis, or `parallelize {axis} over {dim}`",
-                )
-                places = (("tile", axis), ("pin", tensor.name, dim))
-                return Fault(Refusal("tile-of-moved", lambda e=explain: e), *places)
-    return None
-
-
 def _split_sets(program: Program, axis: str) -> Iterator[tuple[str, ...]]:
     """Every set of dimensions over which some tensor has the axis split at one time."""
     names = program.mesh.names
@@ -346,69 +223,3 @@ def _indivisible(program: Program, axis: Axis, dims: tuple[str, ...], ranks: int
             f"legal numbers of ranks: {divisors(axis.extent)}{sequence}",
         ),
     )
-
-
-def _settle_border(program: Program) -> SETTLED:
-    needed = needed_border(program)
-    if not program.border:
-        return program.changed(border=needed), None
-    if Counter(program.border) != Counter(needed):
-        steps = (Reshard((s.tensor,), s.source, s.target, s.dim) for s in needed)
-        lines = ", ".join(str(step).removeprefix("reshard ") for step in steps)
-        odd = (*(_only(program.border, needed)), *(_only(needed, program.border)))[0]
-        refusal = Refusal(
-            "reshard-wrong",
-            lambda: (
-                "the reshards do not lead from the pins to what the schedule works from",
-                f"needed: {lines or 'none'}",
-            ),
-        )
-        return None, Fault(refusal, _reshard(odd), ("parallelize", odd.dim))
-    if program.border != needed:
-        late = next(i for i, step in enumerate(needed) if program.border[i] != step)
-        refusal = Refusal(
-            "reshard-order",
-            lambda: (
-                f"reshards in another order: that of {needed[late].tensor} along "
-                f"{needed[late].dim} comes before that of {program.border[late].tensor} along "
-                f"{program.border[late].dim}",
-                "inputs from the outermost dimension in, then outputs back; or leave the reshard "
-                "lines out: they are then written for you",
-            ),
-        )
-        places = (_reshard(needed[late]), _reshard(program.border[late]))
-        return None, Fault(refusal, *places)
-    return program, None
-
-
-def _only(steps: tuple[BorderStep, ...], others: tuple[BorderStep, ...]) -> Iterator[BorderStep]:
-    """Steps that are not among the others, as often as they are there."""
-    return iter((Counter(steps) - Counter(others)).elements())
-
-
-def _reshard(step: BorderStep) -> tuple[str, ...]:
-    return ("reshard", step.tensor, step.source or REPLICATED, step.target or REPLICATED, step.dim)
-
-
-def needed_border(program: Program) -> tuple[BorderStep, ...]:
-    """The collectives from the pins to the schedule and back.
-
-    An all-to-all along one dimension moves the same bytes in whatever order they come: inputs
-    go outermost first, and outputs leave the way the inputs came.
-    """
-    ways = {
-        tensor.name: tuple(zip(tensor.pin, program.storage(tensor), strict=True))
-        for tensor in program.tensors
-    }
-    steps = []
-    for index, dim in enumerate(program.mesh.names):
-        for tensor in program.read:
-            pinned, stored = ways[tensor.name][index]
-            if pinned != stored:
-                steps.append(BorderStep(tensor.name, pinned, stored, dim))
-    for index, dim in reversed(tuple(enumerate(program.mesh.names))):
-        for tensor in program.outputs:
-            pinned, stored = ways[tensor.name][index]
-            if pinned != stored:
-                steps.append(BorderStep(tensor.name, stored, pinned, dim))
-    return tuple(steps)

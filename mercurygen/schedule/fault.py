@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mercurygen.errors import Refusal
+from mercurygen.ir.program import Stage
 
 Place = tuple[str, ...]  # a directive's word, then what its line names: by these a line is found
 
@@ -21,3 +22,8 @@ class Fault:
         self, refusal: Refusal, place: Place = (), rival: Place = (), instead: Place = ()
     ) -> None:
         self.refusal, self.place, self.rival, self.instead = refusal, place, rival, instead
+
+
+def word_of(stage: Stage) -> str:
+    """The word of the directive that a stage is from."""
+    return "shift" if stage.kind == "walk" else "shard"

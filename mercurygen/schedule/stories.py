@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mercurygen.errors import Refusal
-from mercurygen.ir.problem import nearest_multiples
-from mercurygen.ir.program import Program, Stage, Tensor, TileLoop
-from mercurygen.schedule.fault import Fault
+from mercurygen.ir.program import Program, Stage, Tensor
+from mercurygen.schedule.fault import Fault, word_of
+from mercurygen.schedule.tile_loops import faults_of_loops
 
 
 def fault_of_stories(program: Program) -> Fault | None:
@@ -26,7 +26,7 @@ def fault_of_stories(program: Program) -> Fault | None:
     return next(
         (
             fault
-            for check in (_walks, _skewed, _outputs, _loops, _unread)
+            for check in (_walks, _skewed, _outputs, faults_of_loops, _unread)
             for fault in check(program)
         ),
         None,
@@ -65,18 +65,14 @@ def _unread(program: Program) -> Iterator[Fault]:
                     "not move",
                     f"leave `{name}` out; move what is made of it instead",
                 )
-                place = (_word(stage), name, stage.dim)
+                place = (word_of(stage), name, stage.dim)
                 yield Fault(Refusal("not-read", lambda e=explain: e), place)
-
-
-def _word(stage: Stage) -> str:
-    return "shift" if stage.kind == "walk" else "shard"
 
 
 def _story(program: Program, tensor: Tensor, dim: str, axis: str) -> Fault | None:
     stages = [s for s in program.stages if s.dim == dim and tensor.name in s.tensors]
     whole = (tensor.name, dim) in program.replicated
-    word = "replicate" if whole else _word(stages[0]) if stages else "parallelize"
+    word = "replicate" if whole else word_of(stages[0]) if stages else "parallelize"
     if tensor.carries(axis):
         if not stages and not whole:
             return None
@@ -91,7 +87,7 @@ def _story(program: Program, tensor: Tensor, dim: str, axis: str) -> Fault | Non
             f"{tensor.name} is both replicated over {dim} and moved along it",
             "keep one of the two lines",
         )
-        places = (("replicate", tensor.name, dim), (_word(stages[0]), tensor.name, dim))
+        places = (("replicate", tensor.name, dim), (word_of(stages[0]), tensor.name, dim))
         return Fault(Refusal("two-stories", lambda: explain), *places)
     pinned = program.pinned(tensor, dim)
     if whole and pinned is not None:
@@ -195,7 +191,7 @@ def _walks(program: Program) -> Iterator[Fault]:
 
 
 def _pair(refusal: Refusal, one: Stage, other: Stage) -> Fault:
-    places = ((_word(s), *s.tensors, s.axis, s.dim, *s.options) for s in (one, other))
+    places = ((word_of(s), *s.tensors, s.axis, s.dim, *s.options) for s in (one, other))
     return Fault(refusal, *places)
 
 
@@ -324,82 +320,3 @@ def _trimmed_home(program: Program, walk: Stage, walks: list[Stage]) -> Iterator
             f"leave `direct` out along {walk.dim}",
         )
         yield _pair(Refusal("home-of-trimmed", lambda: explain), walk, other)
-
-
-# --- tile loops -----------------------------------------------------------------------------------
-
-
-def _loops(program: Program) -> Iterator[Fault]:
-    """Tile loops: parts that divide, transfers that are not repeated, results that are complete."""
-    inner: list[tuple[str, str]] = []  # (axis, name of its loop)
-    for loop in program.tiles:
-        name = "_".join(loop.axes)
-        for axis in loop.axes:
-            yield from _tiled_stages(program, axis, loop)
-            carried = [t.name for t in program.outputs if t.carries(axis)]
-            yield from _partly_complete(program, axis, carried, name)
-            if carried and inner:
-                outer, outer_name = inner[-1]
-                explain = (
-                    f"{', '.join(carried)} would be complete only after the loop over {outer}, "
-                    f"which is outside that over {axis}",
-                    f"the loop over {axis} goes outside: `reorder {name}, {outer_name}`",
-                )
-                yield Fault(
-                    Refusal("reorder-breaks", lambda e=explain: e),
-                    ("reorder", name),
-                    ("tile", outer_name),
-                    ("tile", name),
-                )
-        held = (axis for axis in loop.axes if not all(t.carries(axis) for t in program.outputs))
-        inner += [(axis, name) for axis in held]
-
-
-def _partly_complete(program: Program, axis: str, carried: list[str], name: str) -> Iterator[Fault]:
-    """An axis of some outputs only: these are complete after each part, the others at the end."""
-    others = [t.name for t in program.outputs if t.name not in carried]
-    if carried and others:
-        explain = (
-            f"{axis} cannot be tiled: {', '.join(carried)} would be complete after each part of "
-            f"it, but {', '.join(others)} only after the last",
-            "tile an axis that all outputs carry, or none of them",
-        )
-        yield Fault(Refusal("tile-of-some", lambda: explain), ("tile", name))
-
-
-def _tiled_stages(program: Program, axis: str, loop: TileLoop) -> Iterator[Fault]:
-    """What moves inside a tile loop must be cut by it."""
-    place = ("tile", "_".join(loop.axes))
-    for stage in program.stages:
-        names = ", ".join(stage.tensors)
-        cut = program.tensor(stage.tensors[0]).carries(axis)
-        rival = (_word(stage), *stage.tensors, stage.axis, stage.dim)
-        size = program.mesh.extent(stage.dim)
-        if stage.kind == "walk" and (not cut or stage.axis == axis):
-            explain = (
-                f"the shift of {names} along {stage.dim} would bring the same tiles for every "
-                f"part of {axis}",
-                f"tile an axis of {names}, not {stage.axis}: {_tileable(program, stage)}",
-            )
-            yield Fault(Refusal("tile-repeats-shift", lambda e=explain: e), place, rival)
-        if stage.kind == "gather" and stage.axis == axis and loop.parts % size:
-            explain = (
-                f"{loop.parts} parts of {axis} cannot be gathered from {size} ranks along "
-                f"{stage.dim}",
-                f"nearest legal: {nearest_multiples(loop.parts, size)} parts",
-            )
-            yield Fault(Refusal("tile-parts", lambda e=explain: e), place, rival)
-        if stage.kind == "scatter" and stage.axis == axis:
-            explain = (
-                f"{axis} cannot be tiled: the `shard` of {names} scatters results by it over "
-                f"{stage.dim}",
-                "tile another axis",
-            )
-            yield Fault(Refusal("tile-of-scattered", lambda e=explain: e), place, rival)
-
-
-def _tileable(program: Program, stage: Stage) -> str:
-    """Axes whose parts cut a stage's tensors, and not by the axis by which they move."""
-    carried = [program.tensor(name) for name in stage.tensors]
-    axes = [a for a in program.loops if a != stage.axis and all(t.carries(a) for t in carried)]
-    return ", ".join(axes) or "there is none"
