@@ -106,7 +106,7 @@ def counts(result: Result) -> str:
     c = result.counts
     text = f"{words.plural(c.candidates, 'schedule')}, {c.legal} legal, "
     if c.not_emitted:
-        text += f"{c.not_emitted} of them not emitted yet, "
+        text += f"{c.not_emitted} of the best without a module yet, "
     text += f"{c.candidates - c.legal} refused"
     refused = ", ".join(f"{slug} {count}" for slug, count in c.refused)
     return f"{text} ({refused})" if refused else text

@@ -104,7 +104,7 @@ class Counts:
     Attributes:
         candidates: points of the space.
         legal: of them, those that lower to a plan within the memory limit.
-        not_emitted: of these, those that no module is emitted for yet.
+        not_emitted: of these, those that ranked high enough to be asked and have no module yet.
         refused: per slug, the rest; sorted by slug.
         skipped: variants (tile loops, rings both ways) of schedules that are not among the best:
             they are not looked at.

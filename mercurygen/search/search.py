@@ -133,7 +133,8 @@ class _Tried:
         kept: candidates that may win, priced by the closed form.
         unemitted: the best candidate without a module, or None.
         legal: how many schedules are legal.
-        without: how many of them have no module.
+        without: those that might have won but have no module, by number.
+        emitted: those that are known to have one.
         refused: how many are not, by slug.
         furthest: per design (None: of all) the refusal that came furthest.
         least: the least memory of those that are over the limit, or None.
@@ -148,7 +149,8 @@ class _Tried:
     kept: list[Candidate] = field(default_factory=list)
     unemitted: Candidate | None = None
     legal: int = 0
-    without: int = 0
+    without: set[int] = field(default_factory=set)
+    emitted: set[int] = field(default_factory=set)
     refused: Counter[str] = field(default_factory=Counter)
     furthest: dict[str | None, Refusal] = field(default_factory=dict)
     least: int | None = None
@@ -180,23 +182,37 @@ class _Tried:
                 self.furthest[design] = refusal
 
     def keep(self, candidate: Candidate) -> None:
-        """Keep a candidate, while it may win; of those without a module the best."""
-        if self.emits is not None and self.emits(candidate.plan) is not None:
-            self.without += 1
-            self.unemitted = min(
-                (x for x in (self.unemitted, candidate) if x), key=lambda c: c.key(self.objective)
-            )
-            return
+        """Keep a candidate, while it may win."""
         self.kept.append(candidate)
         if len(self.kept) > KEPT:
             self.kept = self.finalists()
 
     def finalists(self) -> list[Candidate]:
-        """The best of the closed form, its Pareto set and all named designs; best first."""
-        ordered = sorted(self.kept, key=lambda c: c.key(self.objective))
-        chosen = {c.number for c in ordered[:FINALISTS]}
-        chosen |= {c.number for c in pareto(ordered)}
-        return [c for c in ordered if c.number in chosen or c.design]
+        """Those with a module: the best of the closed form, its Pareto set, all named designs."""
+        chosen: list[Candidate] = []
+        least: float | None = None  # of what is not the objective
+        for candidate in sorted(self.kept, key=lambda c: c.key(self.objective)):
+            _, other, *_ = candidate.key(self.objective)
+            better = least is None or other < least
+            if len(chosen) >= FINALISTS and not better and not candidate.design:
+                continue
+            if self.has_module(candidate):
+                least = other if better else least
+                chosen.append(candidate)
+        return chosen
+
+    def has_module(self, candidate: Candidate) -> bool:
+        """Whether a module is emitted for a candidate; of those without the best is noted."""
+        if self.emits is None or candidate.number in self.emitted:
+            return True
+        if self.emits(candidate.plan) is None:
+            self.emitted.add(candidate.number)
+            return True
+        self.without.add(candidate.number)
+        self.unemitted = min(
+            (x for x in (self.unemitted, candidate) if x), key=lambda c: c.key(self.objective)
+        )
+        return False
 
     def better_unemitted(self, best: Candidate) -> Candidate | None:
         """The best candidate without a module, simulated, if it beats the best with one."""
@@ -209,7 +225,7 @@ class _Tried:
         """How many were looked at, legal and refused."""
         total = self.legal + self.refused.total()
         refused = tuple(sorted(self.refused.items()))
-        return Counts(total, self.legal, self.without, refused, self.skipped)
+        return Counts(total, self.legal, len(self.without), refused, self.skipped)
 
 
 def _try(asked: _Asked, tried: _Tried, progress: Progress | None) -> _Tried:
@@ -231,7 +247,7 @@ def _try(asked: _Asked, tried: _Tried, progress: Progress | None) -> _Tried:
         for done, point in variants.pop(key, ()):
             tried.look(done, point)
     tried.skipped = sum(map(len, variants.values()))
-    if not tried.kept:
+    if not tried.finalists():
         raise _nothing(tried, asked)
     return tried
 
