@@ -108,8 +108,11 @@ def counts(result: Result) -> str:
     if c.not_emitted:
         text += f"{c.not_emitted} of the best without a module yet, "
     text += f"{c.candidates - c.legal} refused"
-    refused = ", ".join(f"{slug} {count}" for slug, count in c.refused)
-    return f"{text} ({refused})" if refused else text
+    if c.refused:
+        text += f" ({', '.join(f'{slug} {count}' for slug, count in c.refused)})"
+    if c.skipped:
+        text += f"; {c.skipped} variants of others (tile loops, rings both ways) not looked at"
+    return text
 
 
 def _directives(built: Built) -> list[str]:

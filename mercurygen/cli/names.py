@@ -99,6 +99,8 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
         found.append(("--order", request.order, part))
     if request.objective != "time":
         found.append(("--objective", request.objective, f"least_{request.objective}"))
+    if request.whole:
+        found.append(("--whole-space", "", "whole_space"))
     if request.memory_limit is not None:
         size = _size(request.memory_limit)
         found.append(("--memory-limit", size, f"within_{size}"))

@@ -84,13 +84,20 @@ _OPTIONS = (
     click.option("--causal/--full", default=None, help="The mask.  [default: causal]"),
     click.option("--order", metavar="O", help="Of tokens: zigzag, contiguous or any."),
     click.option("--objective", metavar="O", help="time (default) or memory."),
+    click.option(
+        "--whole-space",
+        "whole",
+        is_flag=True,
+        default=None,
+        help="Also split batch and columns; slower.",
+    ),
     click.option("--memory-limit", type=Bytes(), help="Of a GPU: 40GiB.  [default: all of it]"),
     click.option("--group", type=Group(), help="Ranks per level.  [default: all]"),
     click.option("--tp", type=Size(), help="Tensor-parallel ranks that share the heads.  [1]"),
 )
 NAMES = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal"),
-    *("order", "objective", "memory_limit", "group", "tp"),
+    *("order", "objective", "whole", "memory_limit", "group", "tp"),
 )
 
 

@@ -33,6 +33,7 @@ class Request:
         order: of tokens, or None for the mask's usual one.
         objective: "time" or "memory".
         memory_limit: bytes, or None for all of a GPU's.
+        whole: whether to search all of the space.
     """
 
     operator: str
@@ -45,6 +46,7 @@ class Request:
     order: str | None = None
     objective: str = "time"
     memory_limit: int | None = None
+    whole: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -198,6 +200,7 @@ def run(request: Request, progress=None):
         order=request.order,
         memory_limit=request.memory_limit,
         objective=request.objective,
+        whole=request.whole,
         emits=refuse,
         progress=progress,
     )

@@ -47,6 +47,11 @@ class Pattern:
     tile: str | None = None
     order: str | None = None
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes whose iterations are split."""
+        return tuple(d.axis for d in self.directives if isinstance(d, Parallelize))
+
     def on(self, mesh: Mesh) -> tuple[Directive, ...]:
         """The directives on a mesh with as many dimensions as there are roles.
 

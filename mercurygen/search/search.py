@@ -25,7 +25,7 @@ from mercurygen.lower.plan import Plan
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.search.place import links, place, target
 from mercurygen.search.result import OBJECTIVES, Candidate, Counts, Named, Result, pareto
-from mercurygen.search.space import Point, is_variant, plain, points, settle
+from mercurygen.search.space import Point, is_variant, plain, points, settle, usual_axes
 from mercurygen.search.space import size as space_size
 
 Progress = Callable[[str, int, int], None]  # (what is done, how many are, of how many)
@@ -51,6 +51,7 @@ def search(
     order: str | None = None,
     memory_limit: int | None = None,
     objective: str = "time",
+    whole: bool = False,
     emits: Emits | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -66,6 +67,7 @@ def search(
         order: token order: one of ORDERS; None: zigzag if causal, else contiguous.
         memory_limit: bytes of a GPU; None: all of its memory.
         objective: "time" or "memory".
+        whole: search all of the space: the columns and the batch split too.
         emits: refuses plans that have no module yet: they are counted, and not chosen.
         progress: called now and then with what is done, how many are, of how many.
 
@@ -79,7 +81,9 @@ def search(
     spanned = links(topology, group)
     network = Network(topology, group, tp)
     header = Schedule(operator, problem, target(topology), group, tp, None, ())
-    asked = _Asked(operators.load(operator), problem.split_heads(tp), spanned, order, design)
+    local, loaded = problem.split_heads(tp), operators.load(operator)
+    axes = None if whole else usual_axes(loaded, local, spanned)
+    asked = _Asked(loaded, local, spanned, order, design, axes)
     tried = _try(asked, _Tried(header, network, limit, objective, emits), progress)
     ranked = _decide(tried.finalists(), network, objective, progress)
     return Result(
@@ -107,6 +111,7 @@ class _Asked:
         spanned: the levels as the group occupies them.
         order: as asked for.
         design: whose instances are searched, or None.
+        axes: that are split; None: all. Of designs with others the instances are searched too.
     """
 
     operator: Operator
@@ -114,10 +119,16 @@ class _Asked:
     spanned: tuple[Link, ...]
     order: str | None
     design: str | None
+    axes: tuple[str, ...] | None
 
     def points(self, design: str | None) -> Iterator[Point]:
-        """The whole space, or the instances of a design."""
-        return points(self.operator, self.problem, self.spanned, design=design, order=self.order)
+        """The space, or the instances of a design."""
+        what = self.operator, self.problem, self.spanned
+        yield from points(*what, design=design, order=self.order, axes=self.axes)
+        if design is None and self.axes is not None:
+            for name in patterns.names():
+                if not set(patterns.get(name).axes) <= set(self.axes):
+                    yield from points(*what, design=name, order=self.order)
 
 
 @dataclass(slots=True)
@@ -267,6 +278,8 @@ def _size(asked: _Asked) -> int:
     """How many points there are to look at; refused beforehand if they are too many."""
     if asked.design is not None:
         return sum(1 for _ in asked.points(asked.design))
+    if asked.axes is not None:
+        return sum(1 for _ in asked.points(None))
     size = space_size(asked.operator, asked.problem, asked.spanned, asked.order)
     if size > LARGEST_SPACE:
         raise UserError(

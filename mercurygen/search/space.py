@@ -98,6 +98,7 @@ def points(
     *,
     design: str | None = None,
     order: str | None = None,
+    axes: tuple[str, ...] | None = None,
 ) -> Iterator[Point]:
     """The whole space, or the instances of one design.
 
@@ -108,6 +109,7 @@ def points(
         design: a name of `designs.patterns`, or None.
         order: one of `layout.ORDERS`, "any", or None for the mask's usual one. A design that has
             an order of its own has no instances in another.
+        axes: of the whole space, only what splits no others.
     """
     if design is None:
         found = _meshes(links)
@@ -117,7 +119,8 @@ def points(
         program = start(operator, problem, mesh)
         own = design and patterns.get(design).order
         for kind in _orders(problem, mesh, order, own):
-            for split, moves in _bodies(program) if design is None else _forms(program, design):
+            bodies = _bodies(program, axes) if design is None else _forms(program, design)
+            for split, moves in bodies:
                 lines = (*_frame(program, kind), *split, *moves)
                 name = design or patterns.name_of(mesh, lines)
                 yield Point(program, (*lines, Patch("body", KERNEL)), name)
@@ -200,10 +203,21 @@ def _frame(program: Program, kind: str) -> tuple[Directive, ...]:
     return (OrderTokens(SEQUENCE, kind, dims), *pins)
 
 
-def _splits(program: Program) -> Iterator[dict[str, str]]:
+def usual_axes(operator: Operator, problem: Problem, links: tuple[Link, ...]) -> tuple[str, ...]:
+    """Axes that win in practice: rows and key/value heads, queries of a head where those are few.
+
+    Splitting the columns, or the batch, moves more under every mask that is balanced.
+    """
+    few = problem.axes.get("H", 1) < max((link.size for link in links), default=1)
+    rows = operator.mask.axes[0] if operator.mask else ""
+    return (rows, "H", "G") if few else (rows, "H")
+
+
+def _splits(program: Program, only: tuple[str, ...] | None = None) -> Iterator[dict[str, str]]:
     """Per dimension an axis, in every way that batch and heads can be divided."""
     mesh = program.mesh
-    for axes in product(splittable(program), repeat=len(mesh.names)):
+    known = [axis for axis in splittable(program) if only is None or axis in only]
+    for axes in product(known, repeat=len(mesh.names)):
         split = dict(zip(mesh.names, axes, strict=True))
         ways = {
             axis: prod(mesh.extent(dim) for dim in mesh.names if split[dim] == axis)
@@ -224,10 +238,10 @@ def _missing(
     )
 
 
-def _bodies(program: Program) -> Iterator[Body]:
+def _bodies(program: Program, axes: tuple[str, ...] | None) -> Iterator[Body]:
     """Every way to split the iterations over the mesh, with every nest and tile loop for it."""
     groups, names = Groups.of(program), program.mesh.names
-    for split in _splits(program):
+    for split in _splits(program, axes):
         lines = tuple(
             Parallelize(axis, tuple(dim for dim in names if split[dim] == axis))
             for axis in dict.fromkeys(split.values())
