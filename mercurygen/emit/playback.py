@@ -34,6 +34,7 @@ from mercurygen.lower.events import (
     Merge,
     Operand,
     Pack,
+    Put,
     Return,
     Trace,
     Unpack,
@@ -42,7 +43,6 @@ from mercurygen.lower.events import (
     Weigh,
 )
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import Block
 
 
 class Playback:
@@ -59,7 +59,9 @@ class Playback:
         self.taken: dict[int, Cuts] = {}  # of a copy of a part, which part
         self.filled: dict[int, float] = {}
         self.contents = [0] * len(trace.buffers)
+        self.picked: dict[int, Pack | Cut] = {}  # what is copied out of an input
         self.returns: dict[str, int] = {}  # buffer by name
+        self.puts: dict[int, list[int]] = {}  # what is copied into parts of a buffer, in order
         self.merging: tuple[Kernel, list[Storage]] | None = None
         self.dtype, self.accumulator = (Dtype(plan.itemsize(x)) for x in ("inputs", "accumulator"))
 
@@ -109,11 +111,19 @@ class Playback:
             match event := self.trace.events[self.index]:
                 case Batch() | Collective() | Wait() | Kernel() | Merge() | Weigh() | Unweigh():
                     return event
-                case Pack(source, target) | Unpack(source, target) | Cast(source, target):
+                case Put(source, target) | Unpack(source, target, into=True):
+                    self.puts.setdefault(target, []).append(source)
+                case (
+                    Pack(source, target)
+                    | Unpack(source, target)
+                    | Cast(source, target)
+                    | Cut(source, target)
+                ):
                     self.sources[target] = (source, self.contents[source])
-                case Cut(source, target, cuts):
-                    self.sources[target] = (source, self.contents[source])
-                    self.taken[target] = cuts
+                    if isinstance(event, Cut) and not self.plan.tiles:
+                        self.taken[target] = event.cuts  # a front of a tile
+                    elif isinstance(event, Pack | Cut) and source in self.trace.inputs.values():
+                        self.picked[target] = event
                 case Fill(outputs):
                     self.filled |= dict(zip(outputs, (0.0, float("-inf")), strict=True))
                 case Return(name, buffer):
@@ -168,6 +178,7 @@ class Playback:
                 fits = storage.made == self.filled.get(number, "empty")
             if fits and storage.nbytes == self.trace.buffers[number].nbytes:
                 self.bound[number], storage.buffer = storage, number
+                self.picks(what, number, storage)
                 return
         if known is not storage:
             plan = self.trace.buffers[number]
@@ -181,12 +192,53 @@ class Playback:
         if number not in self.taken:
             return True
         ((_, start, stop),) = self.taken[number] or ((None, 0, 0),)
-        if storage.taken is None:
+        if len(storage.picks) != 1:
             return False
-        base, cuts = storage.taken
-        want = [(0, size) for size in base]
+        (view,) = storage.picks
+        want = [(0, size) for size in view.base]
         want[1] = (start * self.plan.chunk, stop * self.plan.chunk)
-        return list(cuts) == want
+        return list(view.cuts) == want
+
+    def picks(self, what: str, number: int, storage: Storage) -> None:
+        """The parts of an input that a copy is of, if both say so: not the tokens of a sequence."""
+        before = self.sources.get(number, (number, 0))[0]
+        if before not in self.bound and before != number and storage.source:
+            self.picks(what, before, storage.source[0])
+        event = self.picked.get(number)
+        if event is None or not storage.picks:
+            return
+        name = next(n for n, buffer in self.trace.inputs.items() if buffer == event.source)
+        if isinstance(event, Cut):
+            want = [{a: self.indices(a, x, y, self.plan.atoms.count[a])} for a, x, y in event.cuts]
+            want = [{axis: span for each in want for axis, span in each.items()}]
+        elif event.axis in self.program.mask_axes:
+            return
+        else:
+            (index, parts), ranks = event.part, event.join.n
+            places = [rank * parts + index for rank in range(ranks)]
+            want = [{event.axis: self.indices(event.axis, x, x + 1, ranks * parts)} for x in places]
+        have = [
+            {axis: self.span(name, axis, tensor) for axis in spans}
+            for spans, tensor in zip(want, storage.picks, strict=False)
+        ]
+        if want != have:
+            raise Complaint(f"{what}: the plan has {want} of {name}, the text {have}")
+
+    def indices(self, axis: str, start: int, stop: int, count: int) -> tuple[int, int]:
+        """Some of `count` equal parts of an axis of a whole dimension of a tensor."""
+        size = self.program.extent(axis) // count
+        return start * size, stop * size
+
+    def span(self, name: str, axis: str, tensor: Tensor) -> tuple[float, float]:
+        """What a view has of an axis, which is a dimension, or the major part of one."""
+        declared = self.program.tensor(name)
+        if len(tensor.base) == len(declared.axes):
+            return tensor.cuts[declared.axes.index(axis)]
+        at = declared.dimension(axis)
+        axes = declared.dims[at]
+        minor = prod(self.program.extent(each) for each in axes[axes.index(axis) + 1 :])
+        start, stop = tensor.cuts[at]
+        return start / minor, stop / minor
 
     def name(self, storage: Storage) -> str:
         """A storage, for people."""
@@ -287,31 +339,50 @@ class Playback:
         (work,) = self.works(event.op, 1, [x])
         work.wait()
 
-    def part(self, name: str, tensor: Tensor, chunks: tuple[int, int] | None, less=(0, 0)) -> None:
-        """A part of a tensor of the operator: these chunks of its sequence, or all of it.
+    def part(
+        self,
+        name: str,
+        tensor: Tensor,
+        cuts: Cuts,
+        less: tuple[int, int] = (0, 0),
+        extents: Sequence[int] | None = None,
+    ) -> None:
+        """A part of a tensor of the operator.
 
         Args:
             name: of the tensor.
             tensor: what the text has.
-            chunks: a range; None: all.
-            less: tokens that are left out at its ends.
+            cuts: of its axes, in atoms; of an axis left out, all.
+            less: tokens of the sequence that are left out at the ends.
+            extents: indices of every axis of the program that the body is given; None: all.
         """
-        at = self.program.tensor(name).dimension(self.program.sequence(self.program.tensor(name)))
+        declared, names = self.program.tensor(name), [axis.name for axis in self.program.axes]
+        given = dict(zip(names, extents or map(self.program.extent, names), strict=True))
         want = [(0, size) for size in tensor.base]
-        if chunks:
-            first, last = (chunk * self.plan.chunk for chunk in chunks)
-            want[at] = (first + less[0], last - less[1])
+        for axis, start, stop in cuts:
+            if not declared.carries(axis):
+                continue
+            at = declared.dimension(axis)
+            axes = declared.dims[at]
+            size = self.program.extent(axis) // self.plan.atoms.count[axis]
+            size *= prod(given[each] for each in axes[axes.index(axis) + 1 :])
+            front, back = less if axis == self.program.sequence(declared) else (0, 0)
+            want[at] = (start * size + front, stop * size - back)
         if tensor.cuts is None or list(tensor.cuts) != want:
             raise Complaint(f"part of {name}: the plan has {want}, the text {tensor.cuts}")
 
-    def of_block(self, name: str, tensor: Tensor, block: Block, operand: Operand) -> None:
-        """A part of a tensor of the operator: the rows, or the columns, of a block of it."""
-        axis = self.program.sequence(self.program.tensor(name))
-        by_rows, less = axis == self.program.mask_axes[0], int(block.below)
-        span = block.rows if by_rows else block.cols
-        start = next((start for each, start, _ in operand.cuts if each == axis), 0)
+    def of_block(self, name: str, tensor: Tensor, operand: Operand, event: Kernel) -> None:
+        """A part of a tensor of the operator: the operand's cuts, and in them the block."""
+        block, (rows, cols) = event.block, self.program.mask_axes
+        cuts = {axis: (start, stop) for axis, start, stop in operand.cuts}
+        for axis, (start, stop) in ((rows, block.rows), (cols, block.cols)):
+            first = cuts.get(axis, (0, 0))[0]
+            cuts[axis] = (first + start, first + stop)
+        less = int(block.below)
+        by_rows = self.program.sequence(self.program.tensor(name)) == rows
         ends = (less, 0) if by_rows else (0, less)
-        self.part(name, tensor, (start + span[0], start + span[1]), ends)
+        whole = tuple((axis, *span) for axis, span in cuts.items())
+        self.part(name, tensor, whole, ends, event.extents)
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, scale: Any, causal: Any) -> Any:
         """`_block_forward`."""
@@ -320,7 +391,7 @@ class Playback:
         for declared, tensor, operand in tensors:
             name = declared.name
             self.bind(f"{name} of the kernel", operand.buffer, tensor.storage)
-            self.of_block(name, tensor, event.block, operand)
+            self.of_block(name, tensor, operand, event)
         self.same("causal", event.block.causal, causal)
         self.same("scale", self.scale, scale)
         out = Tensor.new([*q.shape[:3], v.shape[3]], self.dtype, "kernel", sure=False)
@@ -344,7 +415,7 @@ class Playback:
             raise Complaint("merges something else than the block's result")
         for name, operand, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
             self.bind(f"{name} of the merge", operand.buffer, tensor.storage)
-            self.of_block(name, tensor, event.block, operand)
+            self.of_block(name, tensor, operand, event)
             tensor.storage.contents += 1
             self.contents[operand.buffer] += 1
         self.merging = None
@@ -354,10 +425,9 @@ class Playback:
         """`_merge` of what is no block's result."""
         event = self.expect(Merge, "merges")
         names = ("out", "lse")
-        cut = next(((start, stop) for _, start, stop in event.cuts), None)
         for name, number, tensor in zip(names, event.targets, pair, strict=True):
             self.bind(f"{name} of the merge", number, tensor.storage)
-            self.part(name, tensor, cut)
+            self.part(name, tensor, event.cuts)
             tensor.storage.contents += 1
             self.contents[number] += 1
         for name, number, tensor in zip(names, event.sources, shares, strict=True):
@@ -401,4 +471,19 @@ class Playback:
         for name, tensor in zip(names, tensors, strict=True):
             self.bind(f"result {name}", self.returns[name], tensor.storage)
             self.same(f"shape of {name}", self.local_shape(name), list(tensor.shape))
+            self.put_together(name, tensor.storage)
         self.compared += len(names)
+
+    def put_together(self, name: str, storage: Storage) -> None:
+        """A result that parts were copied into: from the plan's buffers, all of it."""
+        want = self.puts.get(storage.buffer, [])
+        have: list[Storage] = []
+        for source, _, _ in storage.puts:
+            if not have or have[-1] is not source:
+                have.append(source)
+        self.same(f"copies into {name}", len(want), len(have))
+        for number, source in zip(want, have, strict=True):
+            self.bind(f"part of {name}", number, source)
+        if want:
+            size = sum(count for _, count, _ in storage.puts)
+            self.same(f"elements copied into {name}", prod(storage.shape), size)
