@@ -357,18 +357,22 @@ def test_sizes_are_said_and_checked() -> None:
 
 
 REFUSED = {
-    "tile-of-reshards": ("node=2 gpu=2", lines(over(HEADS, "node, gpu"), "tile H by 2")),
-    "tile-parts": ("gpu=2", lines(over(HEADS, "gpu"), "tile H by 3")),
-    "tile-repeats-shift": ("gpu=2", lines(over(RING, "gpu"), "tile G by 2")),
-    "tile-of-moved": ("gpu=2", lines(over(HEADS, "gpu"), "tile S_kv by 2")),
-    "not-divisible": ("gpu=3", over(BATCH, "gpu")),
+    "heads of two reshards": (
+        "tile-of-moved",
+        "node=2 gpu=2",
+        lines(over(HEADS, "node, gpu"), "tile H by 2"),
+    ),
+    "parts of thirds": ("tile-parts", "gpu=2", lines(over(HEADS, "gpu"), "tile H by 3")),
+    "shifts again": ("tile-repeats-shift", "gpu=2", lines(over(RING, "gpu"), "tile G by 2")),
+    "keys that move": ("tile-of-moved", "gpu=2", lines(over(HEADS, "gpu"), "tile S_kv by 2")),
+    "batch of thirds": ("not-divisible", "gpu=3", over(BATCH, "gpu")),
 }
 
 
-@pytest.mark.parametrize("slug", REFUSED)
-def test_refused(slug: str) -> None:
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
     """Schedules that cannot be, before anything is written."""
-    mesh, body = REFUSED[slug]
+    slug, mesh, body = REFUSED[case]
     with pytest.raises(UserError) as caught:
         written(mesh, body, Problem(seq=48, heads=24, kv_heads=8, batch=2))
     assert caught.value.slug == slug and caught.value.help
