@@ -189,8 +189,8 @@ class Playback:
 
     def fits_cuts(self, number: int, storage: Storage) -> bool:
         """Whether a copy of a part is of the plan's part: so many tokens from the front on."""
-        if number not in self.taken:
-            return True
+        if number not in self.taken or (not self.taken[number] and storage.nbytes):
+            return True  # of all of it
         ((_, start, stop),) = self.taken[number] or ((None, 0, 0),)
         if len(storage.picks) != 1:
             return False
