@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from emitted import ATTENTION, Emitted, links, problem_of, resized, written
+from emitted import ATTENTION, Emitted, expected, links, problem_of, resized, written
 from numeric_cases import (
     Call,
     PeakBytes,
@@ -23,7 +23,6 @@ from numeric_cases import (
     record_call,
 )
 from ranks import Ranks
-from test_counts import expected
 
 from mercurygen.emit.callsites import check_text
 from mercurygen.emit.python_subset import TextMismatch
@@ -42,6 +41,8 @@ GATHER = "parallelize S_q over {m}\nshard k, v: S_kv over {m}"
 HEADS = "parallelize H over {m}"
 QUERIES = "parallelize G over {m}\nshard k, v: S_kv over {m}"
 BATCH = "parallelize B over {m}"
+TOKENRING = "parallelize S_kv over m\nshift q: S_q along m\nshift out, lse: S_q along m direct"
+SPLIT_KV = "parallelize S_kv over m\nshard q: S_q over m\nshard out, lse: S_q over m"
 MQA, GQA, WIDE = (8, 1), (8, 4), (24, 8)
 
 
@@ -188,6 +189,23 @@ CASES = {
     "batch-queries": Case("node=2 gpu=2", lines(over(BATCH, "node"), over(QUERIES, "gpu"))),
     "batch-tiled": Case("gpu=2", lines(over(BATCH, "gpu"), "tile B by 2"), batch=4),
     "batch-tiled-heads": Case("gpu=2", lines(over(BATCH, "gpu"), "tile H by 4")),
+    "batch-tokenring": Case("a=2 m=2", lines(over(BATCH, "a"), TOKENRING)),
+    "queries-split-kv": Case("m=2 a=2", lines(SPLIT_KV, over(QUERIES, "a")), causal=False, batch=1),
+    # --- tokens dealt one by one
+    "striped-ulysses": Case("gpu=2", lines(over(HEADS, "gpu"), "tile H by 2"), order="striped"),
+    "striped-queries": Case(
+        "node=2 gpu=2", lines(over(HEADS, "node"), over(QUERIES, "gpu")), order="striped"
+    ),
+    "striped-batch": Case("gpu=2", over(BATCH, "gpu"), order="striped"),
+    "striped-batch-tiled": Case("gpu=2", lines(over(BATCH, "gpu"), "tile H by 4"), order="striped"),
+    "striped-ring": Case("gpu=4", lines(over(RING, "gpu"), "tile H by 2"), order="striped"),
+    # --- other rings in a tile loop
+    "both": Case("gpu=4", lines(f"{over(RING, 'gpu')} both", "tile H by 2")),
+    "direct": Case("gpu=4", lines(f"{over(RING, 'gpu')} direct prefetch 2", "tile H by 2")),
+    "direct-of-heads": Case(
+        "node=2 gpu=2",
+        lines(over(HEADS, "node"), f"{over(RING, 'gpu')} direct reverse", "tile H by 2"),
+    ),
     "everything": Case(
         "a=2 b=2 c=2", lines(over(BATCH, "a"), over(HEADS, "b"), over(QUERIES, "c"))
     ),
@@ -264,7 +282,7 @@ def test_calls(name: str, lse: bool) -> None:
     """Kind, group, peers, bytes and order of what every rank sends."""
     emitted = EMITTED[name]
     for rank, calls in enumerate(result(name, f"calls-{name}-{lse}")):
-        want: list[Call] = expected(emitted, trace(emitted.plan, rank, with_lse=lse))
+        want: list[Call] = expected(emitted.plan, trace(emitted.plan, rank, with_lse=lse))
         assert calls == want, f"rank {rank}\n{emitted.shown}"
 
 

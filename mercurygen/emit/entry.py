@@ -195,7 +195,7 @@ def _check_sizes(plan: Plan) -> list[str]:
             f"    if {cut}.shape[1] % {chunks}:",
             f'        raise ValueError(f"{{shapes}}: S must be {must}")',
         ]
-    if masks.mask_form(plan) == "stripes" and split_of(plan, "H") == 1:
+    if masks.mask_form(plan) == "stripes" and not plan.before:
         lines += [
             "    if q.shape[1] < 2:",
             '        raise ValueError(f"{shapes}: S must be at least 2")',

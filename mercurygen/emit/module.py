@@ -166,10 +166,6 @@ def _of_tiles(plan: Plan) -> str | None:
         return "a loop over parts of S_kv inside one over query heads"
     if levels.partial(plan) or len(plan.nest.loops) > 1:
         return "partial results in parts"
-    for loop in plan.nest.loops:
-        for each in loop.walks:
-            if each.direct or each.reverse or each.both or each.ahead != 1:
-                return f"a tile loop around the option of the shift along {each.dim}"
     return None
 
 
