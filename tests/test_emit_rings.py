@@ -215,7 +215,7 @@ def test_b17_tiles_are_not_mixed_up(name: str) -> None:
 def received(name: str) -> list[int]:
     """Bytes that every rank receives."""
     plan = CASES[name][0].plan
-    calls = (planned(CASES[name][0], trace(plan, rank)) for rank in range(CASES[name][0].world))
+    calls = (expected(plan, trace(plan, rank)) for rank in range(CASES[name][0].world))
     return [sum(call.received for call in each) for each in calls]
 
 
