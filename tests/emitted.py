@@ -18,6 +18,7 @@ from mercurygen.emit.module import emit
 from mercurygen.errors import Refusal
 from mercurygen.ir.mesh import Link
 from mercurygen.ir.problem import Problem
+from mercurygen.lower.events import Batch, Collective, Message, Trace
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
 from mercurygen.operators import load
@@ -138,6 +139,31 @@ def one(
     if isinstance(found, Refusal):
         raise found.error()
     return found
+
+
+def expected(plan: Plan, played: Trace) -> list[numeric_cases.Call]:
+    """A trace's transfers as the recorder says them."""
+    mesh, calls = plan.program.mesh, []
+
+    def ops(way: str, messages: tuple[Message, ...]) -> list[tuple[str, int, int]]:
+        found = []
+        for message in messages:
+            nbytes = played.buffers[message.buffer].nbytes
+            found.append((way, message.peer, nbytes if message.nbytes is None else message.nbytes))
+        return found
+
+    for event in played.events:
+        if isinstance(event, Batch):
+            recvs, sends = ops("recv", event.recvs), ops("send", event.sends)
+            sizes = [sum(op[2] for op in side) for side in (sends, recvs)]
+            group = mesh.group(played.rank, event.dim)
+            calls.append(numeric_cases.Call("p2p", group, (*recvs, *sends), *sizes))
+        elif isinstance(event, Collective):
+            sizes = [played.buffers[each].nbytes for each in (event.source, event.target)]
+            group, kind = mesh.group(played.rank, event.dim), event.kind.replace("-", "_")
+            reduce = event.reduce.upper() if kind == "all_reduce" else ""
+            calls.append(numeric_cases.Call(kind, group, (), *sizes, reduce))
+    return calls
 
 
 def written(

@@ -7,16 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from emitted import DESIGNS, Emitted, drawn, instances, one, resized
-from numeric_cases import Call, Problem, peak_bytes, record_call
+from emitted import DESIGNS, Emitted, drawn, expected, instances, one, resized
+from numeric_cases import Problem, peak_bytes, record_call
 from ranks import Ranks
 
-from mercurygen.lower.events import Batch, Collective, Message, Trace
 from mercurygen.lower.trace import trace
 
 SEED = int(os.environ.get("MERCURYGEN_SEED", "20260731"))
 SHAPES = ((2, 2, 2), (2, 4), (8,), (2, 2), (4,))
-KINDS = {"all-to-all": "all_to_all", "all-gather": "all_gather"}
 # A head size that the kernel takes and one that is padded; D_v other than D; both itemsizes.
 VARIANTS = {
     "bfloat16": {"head_dim": 24, "value_dim": 40},
@@ -69,29 +67,6 @@ def build() -> None:
 build()
 
 
-def expected(emitted: Emitted, trace: Trace) -> list[Call]:
-    """A trace's transfers as the recorder says them."""
-    mesh = emitted.schedule.mesh
-
-    def nbytes(buffer: int) -> int:
-        return trace.buffers[buffer].nbytes
-
-    def ops(way: str, messages: tuple[Message, ...]) -> list[tuple[str, int, int]]:
-        return [(way, message.peer, nbytes(message.buffer)) for message in messages]
-
-    calls = []
-    for event in trace.events:
-        if isinstance(event, Batch):
-            group = mesh.group(trace.rank, event.dim)
-            recvs, sends = ops("recv", event.recvs), ops("send", event.sends)
-            sent, received = (sum(op[2] for op in side) for side in (sends, recvs))
-            calls.append(Call("p2p", group, (*recvs, *sends), sent, received))
-        elif isinstance(event, Collective):
-            group, kind = mesh.group(trace.rank, event.dim), KINDS[event.kind]
-            calls.append(Call(kind, group, (), nbytes(event.source), nbytes(event.target)))
-    return calls
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_are_the_plans(name: str) -> None:
     """Kind, group, peers, bytes and order, on every rank."""
@@ -99,7 +74,7 @@ def test_calls_are_the_plans(name: str) -> None:
     runs = RANKS[emitted.world].result(f"calls-{name}")
     for rank, calls in enumerate(runs):
         played = trace(emitted.plan, rank, with_lse=name.endswith("-lse"))
-        assert calls == expected(emitted, played), f"rank {rank}\n{emitted.shown}"
+        assert calls == expected(emitted.plan, played), f"rank {rank}\n{emitted.shown}"
 
 
 @pytest.mark.parametrize("name", PEAKS)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from emitted import expected
 from numeric_cases import (
-    Call,
     Problem,
     assert_refused,
     check_forward,
@@ -33,7 +33,6 @@ from mercurygen.emit.callsites import check_text
 from mercurygen.emit.module import emit, refuse
 from mercurygen.emit.python_subset import TextMismatch
 from mercurygen.errors import Refusal
-from mercurygen.lower.events import Batch, Collective, Message, Trace
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
@@ -98,7 +97,6 @@ VARIANTS = {
     "float64": {"head_dim": 12, "value_dim": 30},
 }
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-COLLECTIVES = {"all-to-all": "all_to_all", "all-gather": "all_gather", "all-reduce": "all_reduce"}
 
 
 @dataclass(frozen=True)
@@ -287,30 +285,6 @@ def test_calls_are_the_plans(name: str) -> None:
         runs = RANKS[plan.program.mesh.size].result(f"calls-{name}-{lse}")
         for rank, calls in enumerate(runs):
             assert calls == expected(plan, trace(plan, rank, with_lse=lse)), f"rank {rank}"
-
-
-def expected(plan: Plan, played: Trace) -> list[Call]:
-    """A trace's transfers as the recorder says them."""
-
-    def nbytes(buffer: int) -> int:
-        return played.buffers[buffer].nbytes
-
-    def ops(way: str, messages: tuple[Message, ...]) -> list[tuple[str, int, int]]:
-        return [(way, message.peer, nbytes(message.buffer)) for message in messages]
-
-    calls = []
-    for event in played.events:
-        if isinstance(event, Batch):
-            group = plan.program.mesh.group(played.rank, event.dim)
-            recvs, sends = ops("recv", event.recvs), ops("send", event.sends)
-            sent, received = (sum(op[2] for op in side) for side in (sends, recvs))
-            calls.append(Call("p2p", group, (*recvs, *sends), sent, received))
-        elif isinstance(event, Collective):
-            group, kind = plan.program.mesh.group(played.rank, event.dim), COLLECTIVES[event.kind]
-            reduce = event.reduce.upper() if kind == "all_reduce" else ""
-            sizes = nbytes(event.source), nbytes(event.target)
-            calls.append(Call(kind, group, (), *sizes, reduce))
-    return calls
 
 
 @pytest.mark.parametrize("name", PEAKS)

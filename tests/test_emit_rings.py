@@ -10,7 +10,7 @@ from math import prod
 
 import pytest
 import torch
-from emitted import Emitted, resized, written
+from emitted import Emitted, expected, resized, written
 from numeric_cases import (
     Call,
     Problem,
@@ -29,12 +29,10 @@ from ranks import Ranks
 from mercurygen.emit.callsites import check_text
 from mercurygen.emit.python_subset import TextMismatch
 from mercurygen.errors import UserError
-from mercurygen.lower.events import Batch, Collective, Message, Trace
 from mercurygen.lower.trace import trace
 
 SHIFT, GATHER = "shift k, v: S_kv along", "shard k, v: S_kv over"
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
-KINDS = {"all-to-all": "all_to_all", "all-gather": "all_gather"}
 ORDERS = {"zigzag": True, "contiguous": True, "striped": True, "full": False}
 SIZES = (  # of one case after the other: batch, heads, their sizes
     {"batch": 1, "heads": 6, "kv_heads": 6, "head_dim": 24, "value_dim": 24},
@@ -178,30 +176,6 @@ _emitted, _problem, _ = CASES["ring, stripes"]
 RANKS[4].add("stripes", check_stripes, _emitted.late, _problem)
 
 
-def planned(emitted: Emitted, played: Trace) -> list[Call]:
-    """A trace's transfers as the recorder says them."""
-    mesh, calls = emitted.schedule.mesh, []
-
-    def ops(way: str, messages: tuple[Message, ...]) -> list[tuple[str, int, int]]:
-        found = []
-        for message in messages:
-            nbytes = played.buffers[message.buffer].nbytes
-            found.append((way, message.peer, nbytes if message.nbytes is None else message.nbytes))
-        return found
-
-    for event in played.events:
-        if isinstance(event, Batch):
-            recvs, sends = ops("recv", event.recvs), ops("send", event.sends)
-            sent, received = (sum(op[2] for op in side) for side in (sends, recvs))
-            group = mesh.group(played.rank, event.dim)
-            calls.append(Call("p2p", group, (*recvs, *sends), sent, received))
-        elif isinstance(event, Collective):
-            group, sizes = mesh.group(played.rank, event.dim), []
-            sizes = [played.buffers[each].nbytes for each in (event.source, event.target)]
-            calls.append(Call(KINDS[event.kind], group, (), *sizes))
-    return calls
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_calls_and_bytes(name: str) -> None:
     """On every rank, in float64 and in another dtype."""
@@ -210,7 +184,7 @@ def test_numbers_calls_and_bytes(name: str) -> None:
     for rank, (calls, peaks) in enumerate(RANKS[emitted.world].result(name)):
         plain, with_lse = (trace(plan, rank, with_lse=lse) for lse in (False, True))
         where = f"rank {rank}, {dtype}\n{emitted.shown}"
-        assert calls == planned(emitted, with_lse), where
+        assert calls == expected(emitted.plan, with_lse), where
         assert peaks == [plain.peak(), with_lse.peak()], where
 
 
@@ -241,7 +215,7 @@ def test_b17_tiles_are_not_mixed_up(name: str) -> None:
 def received(name: str) -> list[int]:
     """Bytes that every rank receives."""
     plan = CASES[name][0].plan
-    calls = (planned(CASES[name][0], trace(plan, rank)) for rank in range(CASES[name][0].world))
+    calls = (expected(plan, trace(plan, rank)) for rank in range(CASES[name][0].world))
     return [sum(call.received for call in each) for each in calls]
 
 

@@ -4,7 +4,8 @@
 elements. Every transfer, wait, kernel call and merge must be the plan's next one: same group,
 same peers, same buffers, same bytes, same block. Buffers are matched one to one: those of the
 caller by name, others when they are first used, by what they are a copy of. Not looked at: in
-which order a copy lays out the tokens, and what `_block_forward`, `_merge` and `_check` compute.
+which order a copy lays out the tokens, where parts of results are put if the whole is viewed in
+another shape, and what `_block_forward`, `_merge` and `_check` compute.
 """
 
 from __future__ import annotations

@@ -5,24 +5,26 @@ from __future__ import annotations
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import border, held, levels, masks, results
+from mercurygen.emit import border, held, masks, nest, tiles
+from mercurygen.emit.loops import part_counts, runs_of_chunk
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Plan
 
 
 def local_multiple(plan: Plan) -> int:
     """Tokens of one rank must be a multiple of this."""
-    return plan.program.order.halves
+    return plan.program.order.halves * runs_of_chunk(plan)
 
 
 def global_multiple(plan: Plan) -> int:
     """Tokens of the whole sequence must be a multiple of this."""
-    return plan.program.order.chunks(plan.program.mesh)
+    return plan.program.order.chunks(plan.program.mesh) * runs_of_chunk(plan)
 
 
-def head_split(plan: Plan) -> int:
-    """Key/value heads must be a multiple of this."""
-    return prod(plan.program.mesh.extent(dim) for dim in plan.head_dims)
+def split_of(plan: Plan, axis: str) -> int:
+    """An axis that is not the sequence must be a multiple of this: its ranks times its parts."""
+    ranks = prod(plan.program.mesh.extent(dim) for dim in plan.program.parallel_dims(axis))
+    return ranks * plan.atoms.parts(axis)
 
 
 def function(plan: Plan) -> str:
@@ -86,14 +88,10 @@ def _body(plan: Plan) -> list[str]:
         lines.append(f'{groups[0]} = mesh.get_group("{names[0]}")')
     elif names:
         lines.append(f"{', '.join(groups)} = (mesh.get_group(name) for name in MESH)")
-    lines += ["", *border.before(plan)]
-    if plan.nest.stages or plan.program.replicated:
-        dims = results.group_dims(plan) if levels.partial(plan) else plan.row_dims
-        given = "".join(f", {variable(dim)}" for dim in dims)
-        lines.append(f"out, lse = _attend(q, k, v{given}, scale)")
-    else:
-        causal = plan.program.mask == "causal"
-        lines.append(f"out, lse = _block_forward(q, k, v, scale, causal={causal})")
+    lines.append("")
+    if part_counts(plan):
+        return [*lines, *tiles.body(plan)]
+    lines += [*border.before(plan), f"out, lse = {nest.attend_call(plan, 'q, k, v')}"]
     return [*lines, *border.after(plan)]
 
 
@@ -166,27 +164,38 @@ def _check_tensors(plan: Plan) -> str:
 
 
 def _check_sizes(plan: Plan) -> list[str]:
-    split, chunks = head_split(plan), local_multiple(plan)
+    split, grouped, batch = (split_of(plan, axis) for axis in ("H", "G", "B"))
+    chunks = local_multiple(plan)
+    of = f"({grouped} * k.shape[2])" if grouped > 1 else "k.shape[2]"
+    multiple = f"{grouped} K" if grouped > 1 else "K"
     lines = []
     if split > 1:
         lines += [
-            f"    if k.shape[2] % {split} or q.shape[2] % k.shape[2]:",
-            f'        raise ValueError(f"{{shapes}}: K must be a multiple of {split}, and H of K")',
+            f"    if k.shape[2] % {split} or q.shape[2] % {of}:",
+            f'        raise ValueError(f"{{shapes}}: K must be a multiple of {split}, '
+            f'and H of {multiple}")',
         ]
     else:
         lines += [
-            "    if q.shape[2] % k.shape[2]:",
-            '        raise ValueError(f"{shapes}: H must be a multiple of K")',
+            f"    if q.shape[2] % {of}:",
+            f'        raise ValueError(f"{{shapes}}: H must be a multiple of {multiple}")',
+        ]
+    if batch > 1:
+        lines += [
+            f"    if q.shape[0] % {batch}:",
+            f'        raise ValueError(f"{{shapes}}: B must be a multiple of {batch}")',
         ]
     world = "WORLD_SIZE" if plan.program.mesh.dims else "1"
     cut = next((x for x in "qk" if not held.whole(plan.program, x)), None)
     total = f"{cut}.shape[1] * {world}" if cut and plan.program.mesh.dims else "q.shape[1]"
-    if chunks > 1 and cut:
+    if chunks > 1 and (cut or not plan.program.mesh.dims):
+        cut = cut or "q"
+        must = "even, two chunks of tokens" if chunks == 2 else f"a multiple of {chunks}"
         lines += [
             f"    if {cut}.shape[1] % {chunks}:",
-            '        raise ValueError(f"{shapes}: S must be even, two chunks of tokens")',
+            f'        raise ValueError(f"{{shapes}}: S must be {must}")',
         ]
-    if masks.mask_form(plan) == "stripes" and head_split(plan) == 1:
+    if masks.mask_form(plan) == "stripes" and not plan.before:
         lines += [
             "    if q.shape[1] < 2:",
             '        raise ValueError(f"{shapes}: S must be at least 2")',

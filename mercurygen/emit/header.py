@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
 from textwrap import wrap
 
 from mercurygen.emit import held, moves
-from mercurygen.emit.entry import global_multiple, head_split
+from mercurygen.emit.entry import global_multiple, split_of
 from mercurygen.emit.needed import cut_outside, need_form
 from mercurygen.emit.words import arrangement, mib, times
 from mercurygen.ir.mesh import cover
@@ -119,8 +120,19 @@ def _link_names(schedule: Schedule) -> dict[str, str]:
 
 def _swap_row(plan: Plan, swap: Swap) -> tuple[str, str, str]:
     size = swap.join.n
-    moved = (f"{x} {mib(plan.held_bytes(x) * (size - 1) / size)}" for x in swap.tensors)
-    return swap.dim, "all-to-all", ", ".join(moved)
+    moved, parts = [], 1
+    for name in swap.tensors:
+        share, parts = _parts_of(plan, name)
+        sent = plan.held_bytes(name) * (size - 1) / size
+        moved.append(f"{name} {mib(sent * parts / share)}")
+    return swap.dim, "all-to-all", ", ".join(moved) + (f", in {parts} parts" if parts > 1 else "")
+
+
+def _parts_of(plan: Plan, name: str) -> tuple[int, int]:
+    """Parts that the tile loops cut a tensor into, and how often such a part is moved."""
+    axes = [axis for loop in plan.tiles for axis in loop.axes]
+    share = prod(plan.atoms.parts(a) for a in axes if plan.program.tensor(name).carries(a))
+    return share, prod(plan.atoms.parts(axis) for axis in axes) if share > 1 else 1
 
 
 def _stage_rows(plan: Plan) -> list[tuple[str, str, str]]:
@@ -128,6 +140,8 @@ def _stage_rows(plan: Plan) -> list[tuple[str, str, str]]:
     rows = []
     nest = plan.nest
     rounds, gathered = 1, set()
+    if plan.tiles and nest.stages:
+        _, rounds = _parts_of(plan, nest.tensors[0])
     for loop in nest.loops:
         rounds = _loop_rows(plan, loop, rounds, gathered, rows)
         if loop.outputs:
@@ -150,7 +164,8 @@ def _loop_rows(
         tile = 0
         for name in loop.tensors:
             stored = [d for d in mesh.names if plan.program.stored(plan.program.tensor(name), d)]
-            tile += plan.nbytes(name, tuple(d for d in stored if (name, d) not in gathered))
+            whole = plan.nbytes(name, tuple(d for d in stored if (name, d) not in gathered))
+            tile += whole // _parts_of(plan, name)[0]
         match stage:
             case Walk():
                 words = _walk_cells(plan, stage, f"{tensors} {mib(tile)}", rounds)
@@ -201,10 +216,12 @@ def peak_bytes(plan: Plan) -> int:
 
 def _memory(plan: Plan) -> str:
     inputs = sum(plan.held_bytes(tensor.name) for tensor in plan.program.inputs)
-    multiple, split = global_multiple(plan), head_split(plan)
+    multiple = global_multiple(plan)
+    split, grouped, batch = (split_of(plan, axis) for axis in ("H", "G", "B"))
     needs = [f"the whole sequence a multiple of {multiple}"] if multiple > 1 else []
+    needs += [f"B of {batch}"] if batch > 1 else []
     needs += [f"K of {split}"] if split > 1 else []
-    needs.append("H of K")
+    needs.append(f"H of {grouped} K" if grouped > 1 else "H of K")
     text = (
         f"Memory at the peak: {mib(peak_bytes(plan))} a rank for this problem, of which the inputs "
         f"are {mib(inputs)}. Other sizes run too: {', '.join(needs)}."
@@ -239,16 +256,23 @@ def _order(plan: Plan) -> str:
 
 
 def _shapes(plan: Plan) -> str:
-    mesh, split = plan.program.mesh, head_split(plan)
+    mesh = plan.program.mesh
     slice_ = "its slice of the sequence" if mesh.dims else "the sequence"
     slice_ += ", N the whole sequence" if held.all_whole(plan) else ""
     text = (
         f"Shapes on one rank: B batch, S {slice_}, H heads, K key/value heads, "
         "D head size of q and k, E of v and out"
     )
-    if split > 1:
+    split, grouped, batch = (split_of(plan, axis) for axis in ("H", "G", "B"))
+    longer = prod(mesh.extent(swap.dim) for swap in plan.before if "q" in swap.tensors)
+    if split == longer > 1 and grouped == batch == 1:
         text += f"; after the all-to-all h = H / {split} and k = K / {split} heads"
         text += f" of s = {split} S tokens"
+    elif split * grouped * batch > 1:
+        heads = [f"b = B / {batch}"] if batch > 1 else []
+        heads += [f"h = H / {split * grouped}"] if split * grouped > 1 else ["h = H"]
+        heads += [f"k = K / {split}"] if split > 1 else ["k = K"]
+        text += f"; in the body {', '.join(heads)}, s = {f'{longer} S' if longer > 1 else 'S'}"
     elif plan.nest.stages:
         text += "; in the body s = S, h = H, k = K"
     return "\n".join(wrap(text + ".", WIDTH))

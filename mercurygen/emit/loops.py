@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 from mercurygen.lower.plan import Gather, Plan, Stages, Walk, walk_levels
 
 Levels = list[tuple[str, tuple[Gather, ...]]]
@@ -25,3 +27,19 @@ def levels(plan: Plan) -> Levels:
 def walked(plan: Plan) -> tuple[Walk, ...]:
     """The walks, outermost first."""
     return tuple(stage for stage in walking(plan) if isinstance(stage, Walk))
+
+
+def part_counts(plan: Plan) -> dict[str, int]:
+    """Per axis of the tile loops that outputs carry, into how many parts it is cut."""
+    counts = {axis: plan.atoms.parts(axis) for loop in plan.tiles for axis in loop.axes}
+    return {axis: n for axis, n in counts.items() if n > 1 and axis != "S_kv"}
+
+
+def column_parts(plan: Plan) -> int:
+    """Parts of the keys and values that lie here, one after the other."""
+    return plan.atoms.parts("S_kv")
+
+
+def runs_of_chunk(plan: Plan) -> int:
+    """Equal runs that a chunk of the token order is cut into, so that parts are whole ones."""
+    return lcm(*(plan.atoms.parts(axis) for axis in plan.program.mask_axes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Literal
 
+from mercurygen.emit.loops import column_parts, part_counts, runs_of_chunk
 from mercurygen.emit.needed import need_form
 from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Plan
@@ -24,7 +25,7 @@ def mask_form(plan: Plan) -> Form:
     whole = plan.nest.begin == "only" and not any(loop.outputs for loop in plan.nest.loops)
     if plan.program.mask == "full" or whole:
         return "all"
-    if plan.nest.begin == "first":
+    if plan.nest.begin == "first" and set(plan.nest.walks) == set(plan.row_dims):
         spans = [range(plan.program.mesh.extent(dim)) for dim in plan.row_dims]
         places = [dict(zip(plan.row_dims, place, strict=True)) for place in product(*spans)]
         slots = [plan.rows(place) for place in places]
@@ -60,8 +61,10 @@ def visible_functions(plan: Plan) -> list[str]:
     form = mask_form(plan)
     fixed = {"halves": _VISIBLE_HALVES, "stripes": _VISIBLE_STRIPES, "chunks": _VISIBLE_CHUNKS}
     texts = [fixed[form]] if form in fixed else []
-    numbered = "chunks" in (form, need_form(plan))
-    return [*texts, chunks(plan)] if numbered else texts
+    if "chunks" in (form, need_form(plan)) and plan.program.order.dims:
+        texts.append(chunks(plan))
+    in_runs = "S_q" in part_counts(plan) or column_parts(plan) > 1
+    return [*texts, _RUN] if form == "chunks" and in_runs else texts
 
 
 _VISIBLE_HALVES = '''\
@@ -101,6 +104,12 @@ def _visible(
         if own:  # their own chunks: a square on the diagonal
             yield span, slice(before * size, (before + 1 + len(rest)) * size), True'''
 
+_RUN = '''\
+def _run(chunks: list[int], index: int, count: int) -> list[int]:
+    """One of `count` equal runs of a list."""
+    size = len(chunks) // count
+    return chunks[index * size : (index + 1) * size]'''
+
 
 def chunks(plan: Plan) -> str:
     """`_chunks`: from coordinates to the chunks that their ranks own."""
@@ -121,8 +130,12 @@ def chunks(plan: Plan) -> str:
         f"def _chunks({parameters}) -> list[int]:",
         '    """Numbers of the chunks that the ranks at these places own, in global order."""',
     ]
-    if order.halves == 1:
-        return "\n".join([*lines, f"    return {ranks}"])
-    last = order.chunks(mesh) - 1
-    lines.append(f"    ranks = {ranks}")
-    return "\n".join([*lines, f"    return [*ranks, *({last} - rank for rank in reversed(ranks))]"])
+    runs, found = runs_of_chunk(plan), ranks
+    if order.halves == 2:
+        last = order.chunks(mesh) - 1
+        lines.append(f"    ranks = {ranks}")
+        found = f"[*ranks, *({last} - rank for rank in reversed(ranks))]"
+    if runs > 1:
+        lines.append(f"    chunks = {found}")
+        found = f"[{runs} * chunk + part for chunk in chunks for part in range({runs})]"
+    return "\n".join([*lines, f"    return {found}"])

@@ -16,9 +16,12 @@ from mercurygen.emit import (
     nest,
     operator_module,
     operator_refusals,
+    parts,
     results,
+    tiles,
     walk,
 )
+from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.needed import need_form, uneven
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
@@ -40,6 +43,7 @@ _IMPORTS = (  # (what the text mentions, the import), in the order of the module
     ("Iterator", "from collections.abc import Iterator"),
     ("timedelta", "from datetime import timedelta"),
     ("groupby", "from itertools import groupby"),
+    ("product", "from itertools import product"),
     ("NamedTuple", "from typing import NamedTuple"),
     ("crc32", "from zlib import crc32"),
 )
@@ -140,19 +144,28 @@ def _not_emitted(plan: Plan) -> str | None:
         return f"operator {program.operator}"
     if program.order.kind == "striped" and masks.mask_form(plan) == "chunks":
         return "a causal mask on stripes of one token"
-    if plan.tiles:
-        return "a tile loop"
-    what = results.not_emitted(plan)
+    what = _of_tiles(plan) if plan.tiles else results.not_emitted(plan)
     if what is not None:
         return what
     if not levels.partial(plan) and (need_form(plan) is None or uneven(plan)):
         return "a direct shift outside of one along an outer dimension"
-    border = (*plan.before, *plan.after)
-    if not all(isinstance(step, Swap) for step in border):
+    border_steps = (*plan.before, *plan.after)
+    if not all(isinstance(step, Swap) for step in border_steps):
         return "a reshard of what is replicated"
-    swapped = {axis for step in border for axis in (step.gathered, step.split)}
-    if swapped - {SEQUENCE, "H"}:
-        return "a reshard of what is neither the sequence nor key/value heads"
+    swapped = {axis for step in border_steps for axis in (step.gathered, step.split)}
+    if swapped - {SEQUENCE, *border.NAMES} or any(
+        SEQUENCE not in (step.gathered, step.split) for step in border_steps
+    ):
+        return "a reshard of what is not the sequence"
+    return None
+
+
+def _of_tiles(plan: Plan) -> str | None:
+    """What of a plan with tile loops has no text yet."""
+    if column_parts(plan) > 1 and "G" in part_counts(plan):
+        return "a loop over parts of S_kv inside one over query heads"
+    if levels.partial(plan) or len(plan.nest.loops) > 1:
+        return "partial results in parts"
     return None
 
 
@@ -217,6 +230,7 @@ def _sections(plan: Plan) -> list[str]:
     multiple = entry.global_multiple(plan)
     if mesh.dims:
         values = {"world": mesh.size, "multiple": multiple, "causal": causal}
+        values["chunks"] = order.chunks(mesh)
         values["whole"] = held.listed(held.all_whole(plan)) if held.all_whole(plan) else ""
         values |= {kind: order.kind == kind for kind in ("zigzag", "striped")}
         layout = render("layout", **values)
@@ -228,15 +242,23 @@ def _sections(plan: Plan) -> list[str]:
         )
     else:
         sections.append(("layout: one rank owns all tokens", [render("single")]))
-    if plan.nest.stages or plan.program.replicated:
+    if part_counts(plan):
+        sections.append((f"parts of {parts.Parts(plan).what()}", tiles.functions(plan)))
+    if nest.needs_attend(plan):
         body = results.functions(plan) if levels.partial(plan) else [nest.attend(plan)]
         texts = [*body, *masks.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
-    if plan.before:
+    if part_counts(plan):
+        code = "\n".join([entry.function(plan), *(text for _, texts in sections for text in texts)])
+        texts = tiles.transfers(plan, code)
+        if texts:
+            sections.append(("transfers of parts", texts))
+    elif plan.before:
         dims = " and ".join(dict.fromkeys(swap.dim for swap in plan.before))
         dims = dims if len(dims) < 50 else "border"
+        dealt = " and ".join(border.dealt_words(plan))
         texts = border.swap_functions(plan)
-        sections.append((f"{dims}: all-to-all between sequence and heads", texts))
+        sections.append((f"{dims}: all-to-all between sequence and {dealt}", texts))
     if border.joins(plan):
         sections[-1][1].append(border.join_function(plan))
     block = [render("block")]
@@ -268,6 +290,8 @@ def _nest_heading(plan: Plan) -> str:
     whole, mesh = " and ".join(dims), plan.program.mesh
     whole = whole if len(whole) < 45 else "tiles"
     ranks = prod(mesh.extent(dim) for dim in dims)
+    if not dims:
+        return "the k and v of this rank, part by part"
     if plan.nest.walks:
         return f"{whole}: the k and v of {ranks} ranks come by, tile by tile"
     return f"{whole}: the k and v of {ranks} ranks, gathered"
@@ -275,9 +299,11 @@ def _nest_heading(plan: Plan) -> str:
 
 def _self_check(plan: Plan) -> tuple[str, list[str]]:
     mesh, causal = plan.program.mesh, plan.program.mask == "causal"
-    multiple, split = entry.global_multiple(plan), entry.head_split(plan)
-    seq = lcm(2 * multiple, 8)
-    values = {"seq": seq, "heads": 2 * split, "kv_heads": split, "causal": causal}
+    multiple = entry.global_multiple(plan)
+    split, grouped, batch = (entry.split_of(plan, axis) for axis in ("H", "G", "B"))
+    seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
+    values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
+    values["rows"] = batch if batch > 1 else 2
     if not mesh.dims:
         reference = render(
             "reference",
@@ -289,7 +315,7 @@ def _self_check(plan: Plan) -> tuple[str, list[str]]:
     reference = render("reference", mesh_type="DeviceMesh", device="mesh.device_type", **values)
     local = {t: seq if held.whole(plan.program, t) else seq // mesh.size for t in "qk"}
     others = not held.whole(plan.program, "k")  # a rank has keys of its own
-    values |= {"local": local["k"], "rows": local["q"], "blind": others}
+    values |= {"local": local["k"], "queries": local["q"], "blind": others}
     values["all_seen"] = causal and local["q"] > local["k"]
     check = render("self_check", **values)
     return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [reference, check]

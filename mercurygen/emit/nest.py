@@ -2,42 +2,91 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, rings
+from mercurygen.emit import direct, results, rings
 from mercurygen.emit.border import runs_argument
-from mercurygen.emit.loops import leading, levels, walking
+from mercurygen.emit.levels import partial
+from mercurygen.emit.loops import (
+    column_parts,
+    leading,
+    levels,
+    part_counts,
+    runs_of_chunk,
+    walking,
+)
 from mercurygen.emit.masks import Form, mask_form
 from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Plan
 
 
+def group_dims(plan: Plan) -> tuple[str, ...]:
+    """The dimensions that `_attend` needs the groups of: tiles come along them, or rows differ."""
+    if partial(plan):
+        return tuple(results.group_dims(plan))
+    stages = walking(plan) if part_counts(plan) else plan.nest.stages
+    rows = plan.row_dims if mask_form(plan) == "chunks" or not part_counts(plan) else ()
+    return plan.program.mesh.in_order({*rows, *(stage.dim for stage in stages)})
+
+
+def needs_attend(plan: Plan) -> bool:
+    """Whether the body is more than one call of the kernel on what the border leaves."""
+    if part_counts(plan):
+        return plan.nest.begin != "only"
+    if column_parts(plan) > 1:
+        return True
+    return bool(plan.nest.stages or plan.program.replicated)
+
+
+def attend_call(plan: Plan, tiles: str) -> str:
+    """The call of the body on q, k and v."""
+    if not needs_attend(plan):
+        return f"_block_forward({tiles}, scale, causal={plan.program.mask == 'causal'})"
+    groups = "".join(f", {variable(dim)}" for dim in group_dims(plan))
+    return f"_attend({tiles}{groups}, scale{', i' if _rows_in_parts(plan) else ''})"
+
+
+def _rows_in_parts(plan: Plan) -> bool:
+    """Whether the body has to know which part of the rows it is on."""
+    return "S_q" in part_counts(plan) and mask_form(plan) == "chunks"
+
+
 def attend(plan: Plan) -> str:
     """`_attend`: the body on every tile that comes by."""
     nest, form = plan.nest, mask_form(plan)
-    groups = "".join(f", {variable(dim)}: dist.ProcessGroup" for dim in plan.row_dims)
+    groups = "".join(f", {variable(dim)}: dist.ProcessGroup" for dim in group_dims(plan))
     lines = [
-        f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float)"
+        f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float"
+        f"{', i: int' if _rows_in_parts(plan) else ''})"
         " -> tuple[Tensor, Tensor]:",
         '    """q [B, s, h, D], k [B, s, k, D], v [B, s, k, E] '
         '-> out [B, s, h, E], lse [B, h, s]"""',
     ]
-    fresh = any("k" in swap.tensors for swap in plan.before)  # packed by the border
+    fresh = part_counts(plan) or any("k" in swap.tensors for swap in plan.before)  # dense already
     tiles = "(k, v)" if fresh else "(k.contiguous(), v.contiguous())"
-    for stage in leading(plan):
+    for stage in () if part_counts(plan) else leading(plan):
         tiles = f"_gather({tiles}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
-    if leading(plan) and not walking(plan):
+    if leading(plan) and not walking(plan) and not part_counts(plan):
         lines.append(f"    k, v = {tiles}")
     if nest.begin == "only":
-        lines.append("    return _block_forward(q, k, v, scale, causal=False)")
+        causal = plan.program.mask == "causal"
+        lines.append(f"    return _block_forward(q, k, v, scale, causal={causal})")
         return "\n".join(lines)
     if walking(plan):
         lines.append(f"    tiles = {_walk_call(plan, tiles)}")
+    elif column_parts(plan) > 1:
+        count = column_parts(plan)
+        lines.append(
+            f"    tiles = zip(k.chunk({count}, dim=1), v.chunk({count}, dim=1), strict=True)"
+        )
     lines += _first(plan, form) if nest.begin == "first" else _empty()
     if form == "chunks":
         held = ", ".join(
             f"[{variable(dim)}.rank()]" if dim in plan.row_dims else f'range(MESH["{dim}"])'
             for dim in plan.program.order.dims
         )
-        lines += [f"    mine = _chunks({held})", "    size = q.shape[1] // len(mine)"]
+        mine = _all_chunks(plan, held)
+        if "S_q" in part_counts(plan):
+            mine = f"_run({mine}, i, {part_counts(plan)['S_q']})"
+        lines += [f"    mine = {mine}", "    size = q.shape[1] // len(mine)"]
     lines += _merges(plan, form)
     return "\n".join([*lines, "    return out.to(q.dtype), lse"])
 
@@ -96,16 +145,18 @@ def _merges(plan: Plan, form: Form) -> list[str]:
             f"        rows, cols = _visible(me, owner{tokens})",
             f"        _merge(out[:, rows], lse[:, :, rows], {call})",
         ]
-    keys, values = ("keys", "values") if walking(plan) else ("k", "v")
+    tiled = walking(plan) or column_parts(plan) > 1
+    keys, values = ("keys", "values") if tiled else ("k", "v")
     call = f"*_block_forward(q[:, rows], {keys}[:, cols], {values}[:, cols], scale, causal)"
     loop = [
         f"for rows, cols, causal in _visible(mine, {_tile_chunks(plan)}, size):",
         f"    _merge(out[:, rows], lse[:, :, rows], {call})",
     ]
-    if not walking(plan):
+    if not tiled:
         return [f"    {line}" for line in loop]
+    items = "enumerate(tiles)" if column_parts(plan) > 1 else "tiles"
     return [
-        f"    for {_owner(plan)}, (keys, values) in tiles:",
+        f"    for {_owner(plan)}, (keys, values) in {items}:",
         *(f"        {line}" for line in loop),
     ]
 
@@ -113,7 +164,7 @@ def _merges(plan: Plan, form: Form) -> list[str]:
 def _owner(plan: Plan) -> str:
     """The owner of a tile, as the walk yields it: one index, or one along every walk."""
     names = letters(plan.program.mesh.dims)
-    walks = [names[dim] for dim in plan.nest.walks]
+    walks = [names[dim] for dim in plan.nest.walks] or ["j"]
     return walks[0] if len(walks) == 1 else f"({', '.join(walks)})"
 
 
@@ -123,4 +174,13 @@ def _tile_chunks(plan: Plan) -> str:
         f"[{names[dim]}]" if dim in plan.nest.walks else f'range(MESH["{dim}"])'
         for dim in plan.program.order.dims
     )
-    return f"_chunks({held})"
+    chunks = _all_chunks(plan, held)
+    count = column_parts(plan)
+    return f"_run({chunks}, j, {count})" if count > 1 else chunks
+
+
+def _all_chunks(plan: Plan, held: str) -> str:
+    """The numbers of chunks that ranks at some places own."""
+    if plan.program.order.dims:
+        return f"_chunks({held})"
+    return f"list(range({runs_of_chunk(plan)}))"

@@ -11,11 +11,10 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from mercurygen.emit.matching import Matching
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.values import (
     EXTERNALS,
-    DeviceMesh,
-    Dtype,
     Group,
     Operation,
     Storage,
@@ -24,44 +23,19 @@ from mercurygen.emit.values import (
 )
 from mercurygen.lower.events import (
     Batch,
-    Cast,
     Collective,
-    Cut,
     Cuts,
-    Event,
-    Fill,
     Kernel,
     Merge,
     Operand,
-    Pack,
-    Return,
-    Trace,
-    Unpack,
     Unweigh,
     Wait,
     Weigh,
 )
-from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import Block
 
 
-class Playback:
-    """The plan's events of a rank, and which storages of the text are which of its buffers."""
-
-    def __init__(self, plan: Plan, trace: Trace) -> None:
-        """At the first event."""
-        self.plan, self.trace, self.program = plan, trace, plan.program
-        mesh = plan.program.mesh
-        self.mesh = DeviceMesh(mesh, trace.rank) if mesh.dims else None
-        self.index = self.compared = 0
-        self.bound: dict[int, Storage] = {}
-        self.sources: dict[int, tuple[int, int]] = {}  # of a copy: of what, of which contents
-        self.taken: dict[int, Cuts] = {}  # of a copy of a part, which part
-        self.filled: dict[int, float] = {}
-        self.contents = [0] * len(trace.buffers)
-        self.returns: dict[str, int] = {}  # buffer by name
-        self.merging: tuple[Kernel, list[Storage]] | None = None
-        self.dtype, self.accumulator = (Dtype(plan.itemsize(x)) for x in ("inputs", "accumulator"))
+class Playback(Matching):
+    """What the text does, each time beside the plan's next event."""
 
     def externals(self) -> dict[str, Any]:
         """What stands for torch and torch.distributed."""
@@ -92,124 +66,6 @@ class Playback:
         head = self.program.extent(self.program.inputs[0].dims[3][0])
         self.scale = head**-0.5 if scale is None else scale
         return tensors
-
-    def local_shape(self, name: str) -> list[int]:
-        """Shape of what the caller holds of a tensor."""
-        tensor, mesh = self.program.tensor(name), self.program.mesh
-        pins = list(zip(mesh.dims, tensor.pin, strict=True))
-        splits = [prod(dim.size for dim, axis in pins if axis in axes) for axes in tensor.dims]
-        extents = [prod(map(self.program.extent, axes)) for axes in tensor.dims]
-        return [extent // split for extent, split in zip(extents, splits, strict=True)]
-
-    # --- the plan's side ----------------------------------------------------------------------
-
-    def peek(self) -> Event | None:
-        """The next event that the text must do; what lies before it becomes known."""
-        while self.index < len(self.trace.events):
-            match event := self.trace.events[self.index]:
-                case Batch() | Collective() | Wait() | Kernel() | Merge() | Weigh() | Unweigh():
-                    return event
-                case Pack(source, target) | Unpack(source, target) | Cast(source, target):
-                    self.sources[target] = (source, self.contents[source])
-                case Cut(source, target, cuts):
-                    self.sources[target] = (source, self.contents[source])
-                    self.taken[target] = cuts
-                case Fill(outputs):
-                    self.filled |= dict(zip(outputs, (0.0, float("-inf")), strict=True))
-                case Return(name, buffer):
-                    self.returns[name] = buffer
-            self.index += 1
-        return None
-
-    def expect(self, kind: type, what: str) -> Any:
-        """The next event, which must be of this kind."""
-        if self.merging:
-            raise Complaint(f"the plan merges the block, the text {what}")
-        if type(event := self.peek()) is not kind:
-            raise Complaint(f"the plan {self.words(event)}, the text {what}")
-        self.index += 1
-        self.compared += 1
-        return event
-
-    def words(self, event: Event | None) -> str:
-        """An event, for people."""
-        label = [buffer.label for buffer in self.trace.buffers]
-        match event:
-            case Batch(op, dim, sends):
-                sent = " and ".join(label[m.buffer] for m in sends)
-                return f"starts transfer {op}, a batch along {dim}: sends {sent}"
-            case Collective(op, dim, kind, source):
-                return f"starts transfer {op}, an {kind} over {dim} of {label[source]}"
-            case Wait(op):
-                return f"waits for transfer {op}"
-            case Kernel(inputs, block=block):
-                read = " and ".join(label[x.buffer] for x in inputs)
-                return f"runs the kernel on {read}, {block}"
-            case Merge(sources):
-                return f"merges {' and '.join(label[x] for x in sources)}"
-            case Weigh() | Unweigh():
-                return "weighs out and lse for a sum, or back"
-        return "is over"
-
-    def same(self, what: str, plan: Any, text: Any) -> None:
-        """Complain unless both agree."""
-        if plan != text:
-            raise Complaint(f"{what}: the plan has {plan}, the text {text}")
-
-    def bind(self, what: str, number: int, storage: Storage) -> None:
-        """A storage is one of the plan's buffers, and no other is."""
-        known = self.bound.get(number)
-        if known is None and storage.buffer is None:
-            if number in self.sources:
-                fits = self.plan_root(number) == self.text_root(storage)
-                fits = fits and self.fits_cuts(number, storage)
-            else:
-                fits = storage.made == self.filled.get(number, "empty")
-            if fits and storage.nbytes == self.trace.buffers[number].nbytes:
-                self.bound[number], storage.buffer = storage, number
-                return
-        if known is not storage:
-            plan = self.trace.buffers[number]
-            text = f"{self.name(storage)}, {storage.nbytes} bytes"
-            raise Complaint(
-                f"{what}: the plan has {plan.label}, {plan.nbytes} bytes, the text {text}"
-            )
-
-    def fits_cuts(self, number: int, storage: Storage) -> bool:
-        """Whether a copy of a part is of the plan's part: so many tokens from the front on."""
-        if number not in self.taken:
-            return True
-        ((_, start, stop),) = self.taken[number] or ((None, 0, 0),)
-        if storage.taken is None:
-            return False
-        base, cuts = storage.taken
-        want = [(0, size) for size in base]
-        want[1] = (start * self.plan.chunk, stop * self.plan.chunk)
-        return list(cuts) == want
-
-    def name(self, storage: Storage) -> str:
-        """A storage, for people."""
-        if storage.buffer is not None:
-            return self.trace.buffers[storage.buffer].label
-        if storage.source:
-            return f"a copy of {self.name(storage.source[0])}"
-        return f"another buffer ({storage.made})"
-
-    def plan_root(self, number: int) -> tuple[int, int] | None:
-        """The nearest buffer known to both that this is a copy of, and of which contents."""
-        root = self.sources.get(number)
-        while root and root[0] not in self.bound:
-            root = self.sources.get(root[0])
-        return root
-
-    def text_root(self, storage: Storage) -> tuple[int, int] | None:
-        """The same of a storage."""
-        root = storage.source
-        while root and root[0].buffer is None:
-            root = root[0].source
-        return (root[0].buffer, root[1]) if root else None
-
-    # --- the text's side ----------------------------------------------------------------------
 
     def moved(
         self, what: str, number: int, tensor: Tensor, nbytes: int | None, into: bool = False
@@ -286,31 +142,50 @@ class Playback:
         (work,) = self.works(event.op, 1, [x])
         work.wait()
 
-    def part(self, name: str, tensor: Tensor, chunks: tuple[int, int] | None, less=(0, 0)) -> None:
-        """A part of a tensor of the operator: these chunks of its sequence, or all of it.
+    def part(
+        self,
+        name: str,
+        tensor: Tensor,
+        cuts: Cuts,
+        less: tuple[int, int] = (0, 0),
+        extents: Sequence[int] | None = None,
+    ) -> None:
+        """A part of a tensor of the operator.
 
         Args:
             name: of the tensor.
             tensor: what the text has.
-            chunks: a range; None: all.
-            less: tokens that are left out at its ends.
+            cuts: of its axes, in atoms; of an axis left out, all.
+            less: tokens of the sequence that are left out at the ends.
+            extents: indices of every axis of the program that the body is given; None: all.
         """
-        at = self.program.tensor(name).dimension(self.program.sequence(self.program.tensor(name)))
+        declared, names = self.program.tensor(name), [axis.name for axis in self.program.axes]
+        given = dict(zip(names, extents or map(self.program.extent, names), strict=True))
         want = [(0, size) for size in tensor.base]
-        if chunks:
-            first, last = (chunk * self.plan.chunk for chunk in chunks)
-            want[at] = (first + less[0], last - less[1])
+        for axis, start, stop in cuts:
+            if not declared.carries(axis):
+                continue
+            at = declared.dimension(axis)
+            axes = declared.dims[at]
+            size = self.program.extent(axis) // self.plan.atoms.count[axis]
+            size *= prod(given[each] for each in axes[axes.index(axis) + 1 :])
+            front, back = less if axis == self.program.sequence(declared) else (0, 0)
+            want[at] = (start * size + front, stop * size - back)
         if tensor.cuts is None or list(tensor.cuts) != want:
             raise Complaint(f"part of {name}: the plan has {want}, the text {tensor.cuts}")
 
-    def of_block(self, name: str, tensor: Tensor, block: Block, operand: Operand) -> None:
-        """A part of a tensor of the operator: the rows, or the columns, of a block of it."""
-        axis = self.program.sequence(self.program.tensor(name))
-        by_rows, less = axis == self.program.mask_axes[0], int(block.below)
-        span = block.rows if by_rows else block.cols
-        start = next((start for each, start, _ in operand.cuts if each == axis), 0)
+    def of_block(self, name: str, tensor: Tensor, operand: Operand, event: Kernel) -> None:
+        """A part of a tensor of the operator: the operand's cuts, and in them the block."""
+        block, (rows, cols) = event.block, self.program.mask_axes
+        cuts = {axis: (start, stop) for axis, start, stop in operand.cuts}
+        for axis, (start, stop) in ((rows, block.rows), (cols, block.cols)):
+            first = cuts.get(axis, (0, 0))[0]
+            cuts[axis] = (first + start, first + stop)
+        less = int(block.below)
+        by_rows = self.program.sequence(self.program.tensor(name)) == rows
         ends = (less, 0) if by_rows else (0, less)
-        self.part(name, tensor, (start + span[0], start + span[1]), ends)
+        whole = tuple((axis, *span) for axis, span in cuts.items())
+        self.part(name, tensor, whole, ends, event.extents)
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, scale: Any, causal: Any) -> Any:
         """`_block_forward`."""
@@ -319,7 +194,7 @@ class Playback:
         for declared, tensor, operand in tensors:
             name = declared.name
             self.bind(f"{name} of the kernel", operand.buffer, tensor.storage)
-            self.of_block(name, tensor, event.block, operand)
+            self.of_block(name, tensor, operand, event)
         self.same("causal", event.block.causal, causal)
         self.same("scale", self.scale, scale)
         out = Tensor.new([*q.shape[:3], v.shape[3]], self.dtype, "kernel", sure=False)
@@ -343,7 +218,7 @@ class Playback:
             raise Complaint("merges something else than the block's result")
         for name, operand, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
             self.bind(f"{name} of the merge", operand.buffer, tensor.storage)
-            self.of_block(name, tensor, event.block, operand)
+            self.of_block(name, tensor, operand, event)
             tensor.storage.contents += 1
             self.contents[operand.buffer] += 1
         self.merging = None
@@ -353,10 +228,9 @@ class Playback:
         """`_merge` of what is no block's result."""
         event = self.expect(Merge, "merges")
         names = ("out", "lse")
-        cut = next(((start, stop) for _, start, stop in event.cuts), None)
         for name, number, tensor in zip(names, event.targets, pair, strict=True):
             self.bind(f"{name} of the merge", number, tensor.storage)
-            self.part(name, tensor, cut)
+            self.part(name, tensor, event.cuts)
             tensor.storage.contents += 1
             self.contents[number] += 1
         for name, number, tensor in zip(names, event.sources, shares, strict=True):
@@ -368,8 +242,12 @@ class Playback:
     def weigh(self, out: Tensor, lse: Tensor, most: Tensor) -> Tensor:
         """`_weigh`."""
         event = self.expect(Weigh, "weighs results")
-        names, numbers = ("out", "lse", "largest lse"), (*event.sources, event.most)
-        for name, number, tensor in zip(names, numbers, (out, lse, most), strict=True):
+        for name, number, tensor in zip(
+            ("out", "lse", "largest lse"),
+            (*event.sources, event.most),
+            (out, lse, most),
+            strict=True,
+        ):
             self.bind(f"{name} that is weighed", number, tensor.storage)
         packed = Tensor.new([out.numel() + lse.numel()], self.accumulator, "weighed")
         self.same("bytes", self.trace.buffers[event.target].nbytes, packed.storage.nbytes)
@@ -396,4 +274,19 @@ class Playback:
         for name, tensor in zip(names, tensors, strict=True):
             self.bind(f"result {name}", self.returns[name], tensor.storage)
             self.same(f"shape of {name}", self.local_shape(name), list(tensor.shape))
+            self.put_together(name, tensor.storage)
         self.compared += len(names)
+
+    def put_together(self, name: str, storage: Storage) -> None:
+        """A result that parts were copied into: from the plan's buffers, all of it."""
+        want = self.puts.get(storage.buffer, [])
+        have: list[Storage] = []
+        for source, _, _ in storage.puts:
+            if not have or have[-1] is not source:
+                have.append(source)
+        self.same(f"copies into {name}", len(want), len(have))
+        for number, source in zip(want, have, strict=True):
+            self.bind(f"part of {name}", number, source)
+        if want:
+            size = sum(count for _, count, _ in storage.puts)
+            self.same(f"elements copied into {name}", prod(storage.shape), size)

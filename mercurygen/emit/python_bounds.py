@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 LARGEST_NUMBER = 2**63
@@ -93,6 +93,10 @@ class Bounded:
     def groups(self, values: Any, key: Callable | None = None) -> Iterator[Any]:
         """`itertools.groupby`."""
         return groupby(self.items(values), partial(self.call, key) if key else None)
+
+    def products(self, *values: Any) -> Iterator[Any]:
+        """`itertools.product`."""
+        return product(*(list(self.items(each)) for each in values))
 
     def _range(self, *ends: int) -> range:
         value = range(*ends)

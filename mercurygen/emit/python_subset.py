@@ -62,6 +62,7 @@ class Interpreter(Expressions):
         self.budget, self.locals, self.names = budget, {}, self.builtins()
         self.module, self.hooks, self.imports = module, hooks, module.imports
         own = {"bisect.bisect_left": bisect_left, "itertools.groupby": self.groups}
+        own["itertools.product"] = self.products
         self.externals = {**own, **externals}
         self.frames: list[list[Any]] = [["the module", 1]]  # function and line
         self.top = Scope({}, self.definition)
@@ -219,6 +220,8 @@ class Interpreter(Expressions):
                 self.assign(target, self.eval(value, scope), scope)
             case ast.FunctionDef(name):
                 scope[name] = self.function(stmt, scope, None)
+            case ast.Delete([ast.Name(name)]) if name in scope:
+                del scope[name]
             case _:
                 raise unknown(stmt)
         return None

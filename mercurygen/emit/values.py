@@ -33,18 +33,20 @@ class Storage:
         nbytes: its size.
         made: how: "input", "empty", "copy", "kernel", or filled with a number.
         source: what it is a copy of, and of which of its contents.
-        taken: if that is a part of it: the shape of the whole, and which part.
         contents: counts what was written to it.
         arriving: whether a transfer writes to it.
         buffer: number in the plan's trace, once known.
+        picks: of a copy, the parts of its source that it was made from, where that is known.
+        puts: what was copied into parts of it: from which storage, how many elements, and where.
     """
 
     def __init__(
         self, shape: Sequence[int], nbytes: int, made: Any, source: tuple[Storage, int] | None
     ) -> None:
         self.shape, self.nbytes, self.made, self.source = tuple(shape), nbytes, made, source
-        self.taken: tuple[tuple[int, ...], tuple[tuple[int, int], ...]] | None = None
         self.contents, self.arriving = 0, False
+        self.puts: list[tuple[Storage, int, Any]] = []
+        self.picks: list[Tensor] = []
         self.buffer: int | None = None
 
 
@@ -71,7 +73,8 @@ class Tensor(Host):
 
     visible = frozenset(
         "shape dtype ndim size numel contiguous clone to transpose permute movedim unsqueeze "
-        "squeeze unflatten flatten chunk unbind new_empty new_zeros new_full __getitem__".split()
+        "squeeze unflatten flatten chunk unbind copy_ new_empty new_zeros new_full "
+        "__getitem__".split()
     )
 
     def __init__(
@@ -116,6 +119,11 @@ class Tensor(Host):
         """Whether it surely is a dense run from the first element of its storage on."""
         starts = self.cuts is not None and all(start == 0 for start, _ in self.cuts)
         return starts and self.is_dense and self.sure
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is, for all that is known, such a run, or all of its storage in order."""
+        return self.at_front or (self.whole and self.is_dense)
 
     @property
     def is_dense(self) -> bool:
@@ -205,7 +213,7 @@ class Tensor(Host):
         inner = [(n, s * stride) for n, s in zip(sizes, _dense(sizes), strict=True)]
         dim %= self.ndim
         view = self.view([*self.dims()[:dim], *inner, *self.dims()[dim + 1 :]])
-        return view.as_base() if self.at_front else view
+        return view.as_base() if self.is_run else view
 
     def as_base(self) -> Tensor:
         """Itself, as what cuts are seen from."""
@@ -222,7 +230,7 @@ class Tensor(Host):
             shape = [*self.shape[:first], size, *self.shape[last + 1 :]]
             return copied([self], shape, self.dtype)
         view = self.view([*dims[:first], (size, run[-1][1]), *dims[last + 1 :]])
-        return view.as_base() if self.at_front else view
+        return view.as_base() if self.is_run else view
 
     def chunk(self, count: int, dim: int) -> tuple[Tensor, ...]:
         """Equal parts along a dimension; no copy."""
@@ -254,6 +262,17 @@ class Tensor(Host):
         view = self.view(dims)
         view.cuts, view.base = tuple(cuts) if cuts else None, self.base
         return view
+
+    def copy_(self, source: Tensor) -> None:
+        """Elements of another tensor, into a part of a buffer."""
+        if source.shape != self.shape or source.dtype != self.dtype:
+            raise Complaint(f"copies {source.shape} into {self.shape}")
+        if source.storage.arriving or self.storage.arriving:
+            raise Complaint("copies what a transfer is still writing to")
+        if self.cuts is not None and any(self.cuts == at for _, _, at in self.storage.puts):
+            raise Complaint("copies into a part that has been written already")
+        self.storage.contents += 1
+        self.storage.puts.append((source.storage, self.numel(), self.cuts))
 
     def new_empty(self, *shape: int, dtype: Dtype | None = None) -> Tensor:
         """A new buffer."""
@@ -315,8 +334,8 @@ def copied(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tenso
     one, *others = storages
     source = None if others else (one, one.contents)
     made = Tensor.new(shape, dtype, "copy", source=source)
-    if len(parts) == 1 and parts[0].cuts is not None:
-        made.storage.taken = parts[0].base, parts[0].cuts
+    if all(part.cuts is not None for part in parts):
+        made.storage.picks = list(parts)
     return made
 
 

@@ -7,33 +7,37 @@ from textwrap import wrap
 from mercurygen.emit import direct, rings
 from mercurygen.emit.border import needs_runs, runs_argument, runs_name
 from mercurygen.emit.levels import with_owner
-from mercurygen.emit.loops import leading, levels, walked, walking
+from mercurygen.emit.loops import leading, levels, part_counts, walked, walking
 from mercurygen.emit.masks import Form, mask_form
 from mercurygen.emit.rings import TILES
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
-from mercurygen.lower.plan import Gather, Plan
+from mercurygen.lower.plan import Gather, Plan, Stages
 
 
 def functions(plan: Plan) -> list[str]:
     """Everything that brings tiles, callers first."""
-    nest = plan.nest
     texts = []
     if len(levels(plan)) > 1:
         texts += [_walk_tiles(plan), rings.spare(plan)]
     if walking(plan):
         texts += rings.functions(plan)
-    elif any(loop.home == "relayed" for loop in nest.loops):
+    elif any(loop.home == "relayed" for loop in plan.nest.loops):
         texts.append(rings.plain_shift())
-    if any(isinstance(stage, Gather) for loop in nest.loops for stage in loop.walking):
+    if any(isinstance(stage, Gather) for loop in plan.nest.loops for stage in loop.walking):
         texts.append(_gather_ahead(plan))
-    if leading(plan):
-        texts.append(_gather(plan))
-    if any(isinstance(stage, Gather) for stage in nest.stages):
-        texts += _gathering(plan)
-    if nest.stages:
+    if leading(plan) and not part_counts(plan):
+        texts.append(gather(plan))
+    if any(isinstance(stage, Gather) for stage in _inside(plan)):
+        texts += gathering(plan)
+    if _inside(plan):
         texts.append(render("wait"))
     return texts
+
+
+def _inside(plan: Plan) -> Stages:
+    """The stages that are not outside the tile loops."""
+    return walking(plan) if part_counts(plan) else plan.nest.stages
 
 
 def _walk_tiles(plan: Plan) -> str:
@@ -146,7 +150,8 @@ def _outer(plan: Plan) -> tuple[str, str]:
     return (f", {name}: int", f", {name}") if needs_runs(plan) else ("", "")
 
 
-def _gather(plan: Plan) -> str:
+def gather(plan: Plan) -> str:
+    """`_gather`: a gather that is waited for."""
     parameter, argument = _outer(plan)
     return "\n".join(
         [
@@ -158,7 +163,8 @@ def _gather(plan: Plan) -> str:
     )
 
 
-def _gathering(plan: Plan) -> list[str]:
+def gathering(plan: Plan) -> list[str]:
+    """`_start_gather` and `_finish_gather`."""
     parameter, argument = _outer(plan)
     start = [
         f"def _start_gather(tiles: {TILES}, parts: list[Tensor], group: dist.ProcessGroup)"
