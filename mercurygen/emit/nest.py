@@ -77,7 +77,8 @@ def attend(plan: Plan) -> str:
         lines.append(
             f"    tiles = zip(k.chunk({count}, dim=1), v.chunk({count}, dim=1), strict=True)"
         )
-    lines += _first(plan, form) if nest.begin == "first" else _empty()
+    begins = _first(plan, form) if nest.begin == "first" else _empty()
+    lines += begins if not lines[-1].endswith('"""') else begins[1:]  # else after a blank line
     if form == "chunks":
         held = ", ".join(
             f"[{variable(dim)}.rank()]" if dim in plan.row_dims else f'range(MESH["{dim}"])'
