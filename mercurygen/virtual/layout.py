@@ -62,7 +62,8 @@ def _tokens(plan: Plan, rank: int) -> tuple[Tensor, Tensor]:
     order, mesh = plan.program.order, plan.program.mesh
     count = order.chunks(mesh) if order else 1
     every = torch.arange(count * (count + 1))
-    tensor = next(t for t in plan.program.inputs if plan.program.sequence(t))
+    sequences = [t for t in plan.program.tensors if plan.program.sequence(t)]
+    tensor = next((t for t in sequences if any(t.pin)), sequences[0])  # others are whole
     region = plan.atoms.pinned(tensor, mesh.coordinate(rank))
     owned = region[tensor.axes.index(plan.program.sequence(tensor))]
     size = plan.atoms.count[plan.program.sequence(tensor)] // count
