@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mercurygen.check.tensors import held_by_caller
 from mercurygen.lower.plan import Plan
+from mercurygen.lower.visible import POSITIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,11 +44,17 @@ def uses(plan: Plan, rank: int, whole: Mapping[str, Tensor]) -> Iterator[Use]:
     for tensor in plan.program.tensors:
         name, x = tensor.name, whole[tensor.name]
         part = held_by_caller(plan, tensor, rank, x)
+        if plan.program.kernel == POSITIONS:  # an operator's own lines: any shapes, no tokens
+            yield Use("shard", name, (name, x), part)
+            yield Use("unshard", name, (name, part), x)
+            continue
         if not set(plan.program.mask_axes) & set(tensor.dims[-1]):
             part, x = part[..., :1], x[..., :1]  # a head size is never cut: one is enough
         part = part.transpose(1, 2).contiguous().transpose(1, 2)  # a view, as kernels return
         yield Use("shard", name, (name, x), part)
         yield Use("unshard", name, (name, part), x)
+    if plan.program.kernel == POSITIONS:
+        return
     every, mine = _tokens(plan, rank)
     yield Use("positions", "the sequence", (len(every),), mine)
     for name, x, expected in (("shard", every, mine), ("unshard", mine, every)):
