@@ -656,7 +656,12 @@ EDITS = {  # what: case, what its text says, what it is made to say, check
         "in-flight-read",
     ),
     "another's tile": ("smooth ring", "yield (me - step)", "yield (me + step)", "result"),
-    "not merged": ("smooth ring", "            _merge(out", "            max(out", "result"),
+    "not merged": (
+        "smooth ring",
+        "_merge(out[rows], _body",
+        "_merge(out[rows].clone(), _body",
+        "result",
+    ),
     "the largest for the sum": (
         "matmul reduce",
         "dist.all_reduce(x, group=group)",

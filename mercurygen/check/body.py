@@ -16,7 +16,7 @@ Tensors = Mapping[str, "Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A module's own kernel and merge: what the interpreter gives is then the module's, bit for bit.
+    """A module's own kernel and merge: the interpreter then gives the module's results to the bit.
 
     Attributes:
         block: of the inputs by name, shaped as declared, and whether the diagonal cuts the block:
