@@ -167,25 +167,34 @@ def expected(plan: Plan, played: Trace) -> list[numeric_cases.Call]:
 
 
 def written(
-    mesh: str, body: str, problem: numeric_cases.Problem, dtype: str = "bfloat16"
+    mesh: str, body: str, problem: numeric_cases.Problem, dtype: str = "bfloat16", pins: str = ""
 ) -> Emitted:
-    """A schedule on levels that are its mesh, the sequence pinned over all of it.
+    """A schedule on levels that are its mesh; without pins, the sequence is over all of it.
 
     Raises:
         UserError: it is refused.
     """
-    ours = problem_of(problem, dtype)
     dims = ", ".join(word.partition("=")[0] for word in mesh.split())
+    pins = pins or f"pin q, k, v, out, lse: S over {dims}"
+    order = f"order S: {problem.order} over {dims}"
+    return of_lines(mesh, f"{order}\n{pins}\n{body}", problem_of(problem, dtype))
+
+
+def of_lines(mesh: str, lines: str, problem: Problem) -> Emitted:
+    """A schedule of these directives on levels that are its mesh.
+
+    Raises:
+        UserError: it is refused.
+    """
     source = parse(f"""operator attention
-problem batch={ours.batch} seq={ours.seq} heads={ours.heads} kv_heads={ours.kv_heads} \
-head_dim={ours.head_dim} v_head_dim={ours.v_head_dim} {ours.dtype} {ours.mask}
+problem batch={problem.batch} seq={problem.seq} heads={problem.heads} \
+kv_heads={problem.kv_heads} head_dim={problem.head_dim} v_head_dim={problem.v_head_dim} \
+{problem.dtype} {problem.mask}
 topology test sha256:0123456789abcdef {' '.join(f'{x} wire 25GB/s' for x in mesh.split())}
 group {mesh}
 tp 1
 mesh {mesh}
-order S: {problem.order} over {dims}
-pin q, k, v, out, lse: S over {dims}
-{body}
+{lines}
 """)
     plan = lower(apply(ATTENTION, source.schedule, source.spans))
     if isinstance(plan, Refusal):

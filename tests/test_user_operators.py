@@ -44,6 +44,8 @@ from mercurygen.operators import load
 from mercurygen.schedule.apply import attempt, start
 from mercurygen.schedule.directive_text import parse_directive
 from mercurygen.schedule.schedule import Schedule, Target
+from mercurygen.virtual.report import VirtualError
+from mercurygen.virtual.run import play
 
 ROOT = Path(mercurygen.__file__).parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial"
@@ -632,6 +634,52 @@ def test_names_and_comments_of_a_hostile_file(name):
     assert "# ruff: noqa" not in text
     assert "exit" not in {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     GROUPS[2].result(name)
+
+
+# --- on virtual ranks -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*CASES, *HOSTILE_CASES])
+def test_on_virtual_ranks(name):
+    """Results are the parsed operator's; every call and wait is the plan's."""
+    case = {**CASES, **HOSTILE_CASES}[name]
+    operator, _, schedule = made(case)
+    played = play(emitted(case), schedule, operator, "operator.py")
+    assert played.ranks == schedule.mesh.size and played.operations and played.error <= 1e-12
+
+
+EDITS = {  # what: case, what its text says, what it is made to say, check
+    "no wait": (
+        "smooth ring",
+        "            _wait(works)\n",
+        "            pass\n",
+        "in-flight-read",
+    ),
+    "another's tile": ("smooth ring", "yield (me - step)", "yield (me + step)", "result"),
+    "not merged": (
+        "smooth ring",
+        "_merge(out[rows], _body",
+        "_merge(out[rows].clone(), _body",
+        "result",
+    ),
+    "the largest for the sum": (
+        "matmul reduce",
+        "dist.all_reduce(x, group=group)",
+        "dist.all_reduce(x, dist.ReduceOp.MAX, group=group)",
+        "calls",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edited_text_on_virtual_ranks(what):
+    name, old, new, check = EDITS[what]
+    operator, _, schedule = made(CASES[name])
+    text = emitted(CASES[name])
+    assert text.count(old) == 1, text
+    with pytest.raises(VirtualError) as caught:
+        play(text.replace(old, new), schedule, operator, "operator.py")
+    assert caught.value.check == check, caught.value
 
 
 # --- the command line -----------------------------------------------------------------------

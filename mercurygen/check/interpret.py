@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mercurygen.check.body import Body
 from mercurygen.check.ranks import Ranks, Weighed
 from mercurygen.check.tensors import (
     Held,
@@ -60,6 +61,7 @@ def run_plan(
     *,
     scale: float | None = None,
     operator: Operator | None = None,
+    body: Body | None = None,
 ) -> list[dict[str, Tensor]]:
     """Run a plan on virtual ranks, the log-sum-exp handed out.
 
@@ -69,6 +71,7 @@ def run_plan(
             dtype: [B, S, H * G, D] and so on, with the program's extents.
         scale: the operator's scalar of this name; None: its default.
         operator: that the plan is of; default: the shipped one of the program's name.
+        body: computes and merges blocks in the operator's place; knows its scalars itself.
 
     Returns:
         Per rank its part of every output, shaped as declared, in the output's dtype.
@@ -77,7 +80,7 @@ def run_plan(
         ProofError: the ranks do not come to an end, or read what is not there.
     """
     traces = tuple(trace(plan, rank, with_lse=True) for rank in range(plan.program.mesh.size))
-    return run_traces(plan, traces, inputs, scale=scale, operator=operator)
+    return run_traces(plan, traces, inputs, scale=scale, operator=operator, body=body)
 
 
 def run_traces(
@@ -87,6 +90,7 @@ def run_traces(
     *,
     scale: float | None = None,
     operator: Operator | None = None,
+    body: Body | None = None,
 ) -> list[dict[str, Tensor]]:
     """Run these traces, one per rank, as `run_plan` runs those of the plan."""
     import torch
@@ -96,7 +100,7 @@ def run_traces(
 
         operator = load(plan.program.operator)
     with torch.no_grad():
-        return _Player(plan, traces, inputs, operator, scale).run()
+        return _Player(plan, traces, inputs, operator, scale, body).run()
 
 
 class _Player(Ranks):
@@ -167,29 +171,36 @@ class _Player(Ranks):
             return held
         rows, columns = self.program.mask_axes
         cuts = ((rows, *event.block.rows), (columns, *event.block.cols))
-        return view(held, cut_places(held, cuts))
+        held = view(held, cut_places(held, cuts))
+        if self.own is None or not event.block.below:
+            return held
+        for number, axis in enumerate(held.axes):  # all rows but the first, columns but the last
+            if axis in (rows, columns):
+                size = held.data.shape[number] - 1
+                held = replace(held, data=held.data.narrow(number, int(axis == rows), size))
+        return held
 
     def kernel(self, event: Kernel) -> None:
         """The operator on one block: what the mask leaves of it, or all of its pairs."""
-        given, positions, regions, sizes = {}, {}, {}, {}
+        given, regions, sizes = {}, {}, {}
         for tensor, operand in zip(self.program.read, event.inputs, strict=True):
             held = self.operand(operand, event)
             if held.tensor.name != tensor.name:
                 raise self.fail(f"reads {held.tensor.name} as {tensor.name}")
             given[tensor.name] = join_axes(tensor, held.data)
-            for axis, atoms in zip(held.axes, held.region, strict=True):
-                regions[axis] = atoms
-        for axis, atoms in regions.items():
-            positions[axis] = indices(self.atoms, axis, atoms)
-            sizes[axis] = len(positions[axis])
-        shares = interpret(
-            self.body,
-            given,
-            self.scalars,
-            mask=self.domain(event),
-            tiles={axis: max(1, size) for axis, size in sizes.items()},
-            positions=positions,
-        )
+            for axis, atoms, size in zip(held.axes, held.region, held.data.shape, strict=True):
+                regions[axis], sizes[axis] = atoms, size
+        if self.own is not None:
+            shares = self.own.block(given, event.block is not None and event.block.causal)
+        else:
+            shares = interpret(
+                self.body,
+                given,
+                self.scalars,
+                mask=self.domain(event),
+                tiles={axis: max(1, size) for axis, size in sizes.items()},
+                positions={a: indices(self.atoms, a, atoms) for a, atoms in regions.items()},
+            )
         outputs = {}
         for tensor, operand in zip(self.program.outputs, event.outputs, strict=True):
             data = split_axes(tensor, shares[tensor.name], sizes.__getitem__)
@@ -204,7 +215,14 @@ class _Player(Ranks):
         for name, state in states.items():
             if any(regions[a] != atoms for a, atoms in zip(state.axes, state.region, strict=True)):
                 raise self.fail(f"the cells of {name} are others than those of the block")
-        merge(self.operator, self.program, states, {n: data for n, (_, data) in outputs.items()})
+        self.fold(states, {name: data for name, (_, data) in outputs.items()})
+
+    def fold(self, states: dict[str, Held], shares: dict[str, Tensor]) -> None:
+        """Merge shares into views of outputs, in place."""
+        if self.own is not None:
+            self.own.fold(states, shares)
+        else:
+            merge(self.operator, self.program, states, shares)
 
     def domain(self, event: Kernel) -> Domain | str | None:
         """The mask of a call; a full block has none."""
@@ -228,7 +246,7 @@ class _Player(Ranks):
             if (state.tensor, state.region) != (part.tensor, part.region):
                 raise self.fail(f"merges {part.tensor.name} of other cells")
             states[part.tensor.name], shares[part.tensor.name] = state, part.data
-        merge(self.operator, self.program, states, shares)
+        self.fold(states, shares)
 
     def weigh(self, event: Weigh | Unweigh) -> None:
         """A softmax's results to the scale of the largest lse, or back."""

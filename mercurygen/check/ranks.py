@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from mercurygen.check.body import Body
 from mercurygen.check.order import check_order
 from mercurygen.check.play import Op
 from mercurygen.check.report import ProofError, label, place
@@ -15,6 +16,7 @@ from mercurygen.check.tensors import (
     blank,
     cut_places,
     cut_whole,
+    dense,
     pack,
     poison,
     put_part,
@@ -55,11 +57,12 @@ class Ranks:
         inputs: Mapping[str, Tensor],
         operator: Operator,
         scale: float | None,
+        body: Body | None,
     ) -> None:
         import torch
 
         self.plan, self.program, self.traces, self.operator = plan, plan.program, traces, operator
-        self.atoms, self.body = plan.atoms, operator.body_alone
+        self.atoms, self.body, self.own = plan.atoms, operator.body_alone, body
         self.play = check_order(plan, traces)
         self.scalars = {} if scale is None else {"scale": scale}
         self.dtype = inputs[self.program.inputs[0].name].dtype
@@ -184,7 +187,7 @@ class Ranks:
                 view(whole, cut_places(whole, cuts)).data.copy_(self.held(source).data)
             case Cast(source, target):
                 held = self.held(source)
-                here[target] = replace(held, data=held.data.to(self.dtype_of(held, target)))
+                here[target] = replace(held, data=dense(held.data, self.dtype_of(held, target)))
 
     def dtype_of(self, held: Held, buffer: int):
         """The dtype that a buffer is long enough for: that of inputs, or of accumulators."""

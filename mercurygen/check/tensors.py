@@ -146,8 +146,15 @@ def picked(held: Held, axis: str, wanted: tuple[int, ...], interleaved: bool) ->
 def snapshot(holding: Held | Parts) -> Held | Parts:
     """A copy, as it is now."""
     if isinstance(holding, Held):
-        return replace(holding, data=holding.data.clone())
-    return tuple(replace(part, data=part.data.clone()) for part in holding)
+        return replace(holding, data=dense(holding.data, holding.data.dtype))
+    return tuple(replace(part, data=dense(part.data, part.data.dtype)) for part in holding)
+
+
+def dense(data: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy, contiguous as what is sent and what arrives."""
+    import torch
+
+    return data.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def poison(holding: Held | Parts | None, tensor: ir.Tensor, dtype: torch.dtype) -> Held:

@@ -7,8 +7,10 @@ inside it, and `_partial` for what is inside all of them.
 from __future__ import annotations
 
 from mercurygen.emit import held
-from mercurygen.emit.border import runs_argument
+from mercurygen.emit.border import is_striped, runs_argument
 from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
+from mercurygen.emit.needed import need_form
+from mercurygen.emit.rings import name_of, ring_of
 from mercurygen.emit.ways import reduce_outer, reductions, ways_home
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Gather, Loop, Plan, Reduce
@@ -23,10 +25,31 @@ def not_emitted(plan: Plan) -> str | None:
             return "partial results of rings inside rings"
         if not loop.tensors and not _cut_evenly(plan, loop):
             return "results that go home from tokens in this order"
+    if any(reduce.axis for reduce in plan.nest.reduces) and is_striped(plan):
+        return "partial results that are dealt out token by token"
+    if any(loop.walks and "q" in loop.tensors and not loop.home for loop in plan.nest.loops):
+        return "queries that come by where their results are not sent home"
+    what = _ring_not_emitted(plan)
+    if what is not None:
+        return what
     if any(reduce.dtype for reduce in plan.nest.reduces):
         return "partial results that cross links in less than float32"
     if plan.nest.begin == "first" and plan.program.mask != "full":
         return "partial results that begin with a block that the mask cuts"
+    return None
+
+
+def _ring_not_emitted(plan: Plan) -> str | None:
+    """Which way that tiles come by beside partial results has no text yet."""
+    loops = plan.nest.loops
+    rings = {ring_of(plan, loop.walks[-1]) for loop in loops if loop.tensors and loop.walks}
+    if len(rings) > 1:
+        return "partial results where tiles come by in several ways"
+    if any(ring.direct for ring in rings) and need_form(plan) != "whole":
+        return "partial results where direct shifts bring what the mask leaves of tiles"
+    forward = all(not (ring.direct or ring.both or ring.reverse) for ring in rings)
+    if any(loop.home == "relayed" for loop in loops) and not forward:
+        return "results that travel on where tiles come by otherwise than from the previous rank"
     return None
 
 
@@ -183,7 +206,8 @@ def _walk(names: Names, index: int) -> str:
     walk = loop.walks[-1]
     if not loop.tensors:
         return f"_by_owner(q, {variable(walk.dim)})"
-    call = f"_walk_ring({_tiles(names, loop, index, loop.leading)}, {variable(walk.dim)})"
+    ring = name_of(names.plan, walk)
+    call = f"{ring}({_tiles(names, loop, index, loop.leading)}, {variable(walk.dim)})"
     for stage in loop.walking[1:]:
         group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
         call = f"_gather_ahead({call}, {group})"

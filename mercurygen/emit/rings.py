@@ -64,7 +64,11 @@ def rings(plan: Plan) -> dict[str, Ring]:
 
 def ring_name(plan: Plan, dim: str) -> str:
     """The function of the ring along a dimension."""
-    walk = next(walk for walk in walked(plan) if walk.dim == dim)
+    return name_of(plan, next(walk for walk in walked(plan) if walk.dim == dim))
+
+
+def name_of(plan: Plan, walk: Walk) -> str:
+    """The function of a walk's ring."""
     ring = ring_of(plan, walk)
     return next(name for name, each in rings(plan).items() if each == ring)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mercurygen.lower.events import Batch, Collective, Kernel, Trace
+from mercurygen.lower.events import Batch, Collective, Kernel, Message, Trace
 from mercurygen.lower.events import Wait as Waits
 from mercurygen.virtual.report import VirtualError, Where
 
@@ -23,6 +23,7 @@ class Call:
         recvs: likewise.
         source: bytes that go into a collective.
         target: bytes that come out of it.
+        how: what a reduction does, or a broadcast's root: "sum", "max", "from 0".
     """
 
     kind: str
@@ -31,10 +32,13 @@ class Call:
     recvs: tuple[tuple[int, int], ...] = ()
     source: int = 0
     target: int = 0
+    how: str = ""
 
     def __str__(self) -> str:
         if self.kind != "batch":
-            return f"{self.kind} along {self.dim}, {self.source} bytes in, {self.target} out"
+            how = f" ({self.how})" if self.how else ""
+            sizes = f"{self.source} bytes in, {self.target} out"
+            return f"{self.kind}{how} along {self.dim}, {sizes}"
         ways = (("to", self.sends), ("from", self.recvs))
         words = [f"{size} bytes {way} {peer}" for way, each in ways for peer, size in each]
         return f"batch along {self.dim}: {', '.join(words) or 'nothing'}"
@@ -58,20 +62,32 @@ def planned(trace: Trace) -> tuple[Step, ...]:
     steps: list[Step] = []
     numbers: dict[int, int] = {}
     size = [buffer.nbytes for buffer in trace.buffers]
+
+    def messages(way: tuple[Message, ...]) -> tuple[tuple[int, int], ...]:
+        """Peers and bytes; of some messages only the front of a buffer moves."""
+        return tuple((m.peer, size[m.buffer] if m.nbytes is None else m.nbytes) for m in way)
+
     for event in trace.events:
         match event:
             case Batch(op, dim, sends, recvs):
                 numbers[op] = len(numbers) + 1
-                ways = (tuple((m.peer, size[m.buffer]) for m in way) for way in (sends, recvs))
-                steps.append(Call("batch", dim, *ways))
+                steps.append(Call("batch", dim, messages(sends), messages(recvs)))
             case Collective(op, dim, kind, source, target):
                 numbers[op] = len(numbers) + 1
-                steps.append(Call(kind, dim, source=size[source], target=size[target]))
+                sizes = {"source": size[source], "target": size[target]}
+                steps.append(Call(kind, dim, **sizes, how=_how(event)))
             case Waits(op):
                 steps.append(Wait(numbers[op]))
             case Kernel():
                 steps.append(KERNEL)
     return tuple(steps)
+
+
+def _how(event: Collective) -> str:
+    """What a collective does to what it moves, beside its kind."""
+    if event.kind == "broadcast":
+        return f"from {event.root}"
+    return event.reduce if event.kind in ("all-reduce", "reduce-scatter") else ""
 
 
 def compare(rank: int, called: Sequence[tuple[Step, Where]], trace: Trace, *, waits: bool) -> None:

@@ -306,7 +306,7 @@ class Double:
 
     def all_reduce(self, tensor, op=None, group=None, async_op: bool = False):
         """Reduce in place, everywhere."""
-        facts = check_reduction(self._rank, op)
+        how = check_reduction(self._rank, op)
         work = collective(
             self._rank,
             self._group(group),
@@ -314,13 +314,13 @@ class Double:
             [tensor],
             [tensor],
             lambda given, me: [reduced([x for (x,) in given], op)],
-            facts=facts,
+            how=how,
         )
         return self._done(work, async_op)
 
     def reduce_scatter_tensor(self, output, input, op=None, group=None, async_op=False):
         """Reduce; every rank gets its part."""
-        group, facts = self._group(group), check_reduction(self._rank, op)
+        group, how = self._group(group), check_reduction(self._rank, op)
         self._sized("reduce-scatter", input, output, group)
         work = collective(
             self._rank,
@@ -331,7 +331,7 @@ class Double:
             lambda given, me: [
                 reduced([x.reshape(-1).chunk(group.size())[me] for (x,) in given], op)
             ],
-            facts=facts,
+            how=how,
         )
         return self._done(work, async_op)
 
@@ -352,7 +352,7 @@ class Double:
             [tensor],
             [tensor],
             lambda given, me: [given[root][0]],
-            facts=f", from {root}",
+            how=f"from {root}",
         )
         return self._done(work, async_op)
 

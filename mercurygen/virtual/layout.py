@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mercurygen.check.tensors import held_by_caller
 from mercurygen.lower.plan import Plan
+from mercurygen.lower.visible import POSITIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,11 +44,17 @@ def uses(plan: Plan, rank: int, whole: Mapping[str, Tensor]) -> Iterator[Use]:
     for tensor in plan.program.tensors:
         name, x = tensor.name, whole[tensor.name]
         part = held_by_caller(plan, tensor, rank, x)
+        if plan.program.kernel == POSITIONS:  # an operator's own lines: any shapes, no tokens
+            yield Use("shard", name, (name, x), part)
+            yield Use("unshard", name, (name, part), x)
+            continue
         if not set(plan.program.mask_axes) & set(tensor.dims[-1]):
             part, x = part[..., :1], x[..., :1]  # a head size is never cut: one is enough
         part = part.transpose(1, 2).contiguous().transpose(1, 2)  # a view, as kernels return
         yield Use("shard", name, (name, x), part)
         yield Use("unshard", name, (name, part), x)
+    if plan.program.kernel == POSITIONS:
+        return
     every, mine = _tokens(plan, rank)
     yield Use("positions", "the sequence", (len(every),), mine)
     for name, x, expected in (("shard", every, mine), ("unshard", mine, every)):
@@ -62,7 +69,8 @@ def _tokens(plan: Plan, rank: int) -> tuple[Tensor, Tensor]:
     order, mesh = plan.program.order, plan.program.mesh
     count = order.chunks(mesh) if order else 1
     every = torch.arange(count * (count + 1))
-    tensor = next(t for t in plan.program.inputs if plan.program.sequence(t))
+    sequences = [t for t in plan.program.tensors if plan.program.sequence(t)]
+    tensor = next((t for t in sequences if any(t.pin)), sequences[0])  # others are whole
     region = plan.atoms.pinned(tensor, mesh.coordinate(rank))
     owned = region[tensor.axes.index(plan.program.sequence(tensor))]
     size = plan.atoms.count[plan.program.sequence(tensor)] // count

@@ -9,7 +9,7 @@ from math import prod
 
 from mercurygen.errors import InternalError, Refusal, UserError
 from mercurygen.ir.operator import Operator
-from mercurygen.ir.problem import DTYPES, Problem
+from mercurygen.ir.problem import DTYPES, Problem, Sizes
 from mercurygen.ir.program import Program
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
@@ -28,6 +28,8 @@ def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Plan:
         InternalError: it takes none of those tried.
     """
     program = apply(operator, schedule)
+    if isinstance(schedule.problem, Sizes):
+        return _few(operator, schedule, program)
     refusal: Exception | None = None
     sizes = dict(zip(("head_dim", "v_head_dim"), HEAD_DIMS[DTYPES[dtype]], strict=True))
     for problem in _problems(program, schedule.problem):
@@ -41,6 +43,24 @@ def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Plan:
             return plan
         refusal = plan.error()
     raise InternalError(f"no small problem fits the schedule: {refusal}")
+
+
+def _few(operator: Operator, schedule: Schedule, program: Program) -> Plan:
+    """The same for an operator of named axes: a few indices in every part of an axis."""
+    plan = lower(program)
+    if isinstance(plan, Refusal):
+        raise InternalError(f"the schedule has no plan: {plan.error()}")
+    count = plan.atoms.count
+    extents = {
+        axis.name: count[axis.name] * (2 + number % 3) if count[axis.name] > 1 else 3 + number
+        for number, axis in enumerate(program.axes)
+    }
+    extents |= {axis: 4 * count[axis] for axis in program.mask_axes}
+    problem = replace(schedule.problem, extents=tuple(extents.items()), dtype="float64")
+    small = lower(apply(operator, replace(schedule, problem=problem)))
+    if isinstance(small, Refusal):
+        raise InternalError(f"no small sizes fit the schedule: {small.error()}")
+    return small
 
 
 def _problems(program: Program, problem: Problem) -> Iterator[Problem]:

@@ -151,14 +151,14 @@ class Rank:
         self.started += 1
         return Op(self.number, self.started, comm, kind, self.stage.place(), **facts)
 
-    def record(self, op: Op, sizes: tuple[int, int]) -> None:
-        """Note what was started, for the comparison with the plan."""
+    def record(self, op: Op, sizes: tuple[int, int], how: str = "") -> None:
+        """Note what was started, bytes in and out and how, for the comparison with the plan."""
         index, dim = op.comm.ranks.index, self.network.named(op.comm)
         sends, recvs = (
             tuple((index(m.peer), m.facts[0]) for m in messages)
             for messages in (op.sends, op.recvs)
         )
-        self.calls.append((Call(op.kind, dim, sends, recvs, *sizes), op.where))
+        self.calls.append((Call(op.kind, dim, sends, recvs, *sizes, how), op.where))
 
     def waited(self, op: Op) -> None:
         """Note a wait that finished an operation."""

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from mercurygen.check.tensors import held_by_caller
 from mercurygen.dsl.interpret import interpret
-from mercurygen.ir.operator import Operator
+from mercurygen.ir.operator import Domain, Operator
+from mercurygen.ir.problem import Sizes
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
+from mercurygen.lower.visible import POSITIONS
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.virtual.calls import compare
 from mercurygen.virtual.double import Double
@@ -69,6 +71,11 @@ TRIALS = (
     Trial("float64", True, 0.3, True, True),
     Trial("bfloat16", True, None, True, False),
 )
+OWN_TRIALS = (  # of an operator's own lines
+    Trial("float64", True, None, False, False),
+    Trial("float64", True, None, True, True),
+)
+NUMBER = 0.5  # for a scalar that has no default
 
 
 def play(
@@ -96,15 +103,16 @@ def play(
     ranks = Ranks(text, operator, file, schedule.mesh.size)
     if begun is not None:
         begun(ranks.stage)
-    plans = {dtype: tiny(operator, schedule, dtype) for dtype in TOLERANCE}
+    trials = OWN_TRIALS if isinstance(schedule.problem, Sizes) else TRIALS
+    plans = {each.dtype: tiny(operator, schedule, each.dtype) for each in trials}
     try:
         ranks.load(plans["float64"])
         ranks.layout(plans["float64"], seed)
-        errors = [ranks.call(plans[trial.dtype], trial, seed) for trial in TRIALS]
+        errors = [ranks.call(plans[trial.dtype], trial, seed) for trial in trials]
     finally:
         linecache.cache.pop(file, None)
-    exact = (e for e, trial in zip(errors, TRIALS, strict=True) if trial.dtype == "float64")
-    return Played(schedule.mesh.size, len(TRIALS), ranks.operations, max(exact), seed)
+    exact = (e for e, trial in zip(errors, trials, strict=True) if trial.dtype == "float64")
+    return Played(schedule.mesh.size, len(trials), ranks.operations, max(exact), seed)
 
 
 class Ranks:
@@ -196,6 +204,12 @@ class Ranks:
 
         self.play(program)
 
+    def scalars(self, plan: Plan, trial: Trial) -> dict[str, float | None]:
+        """Numbers by name: the trial's scale; of an operator's own lines, what has no default."""
+        if not own_lines(plan):
+            return {} if trial.scale is None else {"scale": trial.scale}
+        return {each.name: NUMBER for each in self.operator.scalars if each.default is None}
+
     def call(self, plan: Plan, trial: Trial, seed: int) -> float:
         """One call on all ranks; the largest error."""
         import torch
@@ -204,9 +218,9 @@ class Ranks:
         whole = inputs(plan, seed, getattr(torch, trial.dtype))
         want = interpret(
             self.operator,
-            {name: x.double() for name, x in whole.items()},
-            {"scale": trial.scale},
-            mask=program.mask,
+            {n: x.double() if x.is_floating_point() else x for n, x in whole.items()},
+            self.scalars(plan, trial),
+            mask=_domain(plan),
         )
         results: dict[int, tuple[Tensor, ...]] = {}
 
@@ -218,8 +232,8 @@ class Ranks:
                     for t in program.inputs
                 ]
                 before = [x.clone() for x in given]
-            options = {}
-            if trial.with_lse:  # else the defaults
+            options = self.scalars(plan, trial)
+            if trial.with_lse and not own_lines(plan):  # else the defaults
                 seq = program.extent(program.mask_axes[0])
                 options = {"scale": trial.scale, "seq": seq, "return_lse": True}
             function = self.spaces[rank.number][program.operator]
@@ -266,7 +280,8 @@ class Ranks:
             if not isinstance(x, torch.Tensor):
                 raise wrong(f"{tensor.name} is a {type(x).__name__}, must be a tensor")
             own = held_by_caller(plan, tensor, rank, want[tensor.name])
-            kind = dtype if tensor.dtype == "inputs" else torch.promote_types(dtype, torch.float32)
+            kinds = {"inputs": dtype, "integer": torch.int64}
+            kind = kinds.get(tensor.dtype, torch.promote_types(dtype, torch.float32))
             facts = f"{tensor.name} is {x.dtype} {list(x.shape)}"
             if x.dtype != kind or x.shape != own.shape:
                 raise wrong(f"{facts}, must be {kind} {list(own.shape)}")
@@ -286,7 +301,7 @@ class Ranks:
         import torch
 
         whole = inputs(plan, seed, torch.float64)
-        whole |= interpret(self.operator, whole, mask=plan.program.mask)
+        whole |= interpret(self.operator, whole, self.scalars(plan, TRIALS[0]), mask=_domain(plan))
         dims = len(plan.program.mesh.dims)
 
         def act(rank: Rank) -> None:
@@ -308,6 +323,19 @@ class Ranks:
         self.play(act)
 
 
+def own_lines(plan: Plan) -> bool:
+    """Whether the body is the operator's own lines, not a kernel."""
+    return plan.program.kernel == POSITIONS
+
+
+def _domain(plan: Plan) -> Domain | str | None:
+    """The mask, as the operator takes it."""
+    program = plan.program
+    if not program.mask_axes:
+        return None
+    return Domain("window", program.window) if program.mask == "window" else program.mask
+
+
 def inputs(plan: Plan, seed: int, dtype: Any) -> dict[str, Tensor]:
     """The whole inputs by name."""
     import torch
@@ -316,13 +344,19 @@ def inputs(plan: Plan, seed: int, dtype: Any) -> dict[str, Tensor]:
     made = {}
     for tensor in program.inputs:
         shape = [prod(map(program.extent, dim)) for dim in tensor.dims]
+        if tensor.dtype == "integer":
+            made[tensor.name] = torch.randint(0, 2, shape, generator=random)
+            continue
         made[tensor.name] = torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
     return made
 
 
 def _viewed(x: Tensor, view: bool) -> Tensor:
     """The same values, in memory in another order of the dimensions if asked for."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2) if view else x.contiguous()
+    if not view or x.ndim < 2:
+        return x.contiguous()
+    dims = (1, 2) if x.ndim == 4 else (0, 1)
+    return x.transpose(*dims).contiguous().transpose(*dims)
 
 
 def _kernel(rank: Rank, block: Callable) -> Callable:

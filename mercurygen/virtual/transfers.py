@@ -75,7 +75,7 @@ def collective(
     targets: Sequence[Tensor],
     result: Callable[[list[Any], int], list[Tensor]],
     *,
-    facts: str = "",
+    how: str = "",
     shared: bool = False,
     extra: Any = None,
 ) -> Work:
@@ -88,7 +88,7 @@ def collective(
         sources: what this rank gives.
         targets: where it goes; where a source is a target, the transfer is in place.
         result: makes this rank's targets from what all members gave, and its index.
-        facts: what must be the same on all ranks, beside the kind.
+        how: what must be the same on all ranks, beside the kind: the reduction, or the root.
         shared: bytes in and out may differ between ranks (uneven splits).
         extra: what `result` needs to know of every member, beside the sources.
     """
@@ -100,9 +100,9 @@ def collective(
         if len(dtypes) > 1:
             raise rank.fail("misuse", f"the {kind} has {' and '.join(sorted(dtypes))}: must be one")
         words = f"{sizes[0]} bytes in, {sizes[1]} out, " if not shared else ""
-        op = rank.begin(comm, kind, facts=f"{words}{''.join(dtypes)}{facts}")
+        op = rank.begin(comm, kind, facts=f"{words}{''.join(dtypes)}{how and f', {how}'}")
         op.data = [x.detach().clone() for x in sources] + ([] if extra is None else [extra])
-        rank.record(op, sizes)
+        rank.record(op, sizes, how)
         sent = [] if _in_place(kind, sources, targets, comm.ranks.index(rank.number)) else sources
         sent = list(zip(sent, names, strict=False))
         flights = rank.start(op, sent, list(zip(targets, names[len(sources) :], strict=True)))
@@ -169,12 +169,12 @@ def operation(op: Any) -> str:
 
 
 def check_reduction(rank: Rank, op: Any) -> str:
-    """The name of a reduction that the stand-in does."""
+    """The name of a reduction that the stand-in does: `sum`."""
     if op is None:
-        return ", SUM"
+        return "sum"
     if operation(op) not in REDUCTIONS:
         raise rank.fail("not-doubled", f"the reduction {op} has no stand-in on virtual ranks")
-    return f", {operation(op)}"
+    return operation(op).lower()
 
 
 def barrier(rank: Rank, group: ProcessGroup) -> Work:
