@@ -25,9 +25,11 @@ def movers(words: Words) -> list[str]:
             texts.append(render("operator_both_ways"))
     texts += _direct(words)
     if rings or any(x.home == "relayed" for x in loops):
-        both, reverse = any(w.both for w in rings), any(w.reverse for w in words.walks)
+        reverse = any(w.reverse for w in words.walks)
         to, source, on, back = ("previous", "next", "-", "+") if reverse else _FORWARD
-        texts.append(render("operator_shift", both=both, to=to, source=source, on=on, back=back))
+        texts.append(render("operator_shift", to=to, source=source, on=on, back=back))
+        if any(w.both for w in rings):
+            texts.append(render("shift_both", some="", unless=""))
     texts += _gathering(words)
     if words.plan.nest.stages:
         texts.append(render("wait"))

@@ -250,7 +250,9 @@ class TileLoops(Border):
         steps = self.steps_of(x.tensor)
         path = self.path(x.tensor, steps)
         for step, region in zip(steps, path[1:], strict=True):  # cuts only
-            x = self.reshard(x, step, self.of_part(x.tensor, region))
+            x = self.reshard(x, step, self.cut_but(x.tensor, region, ()))
+        if steps:  # dense, and cut already
+            return x
         minor = any(axis in self.part for axes in x.tensor.dims for axis in axes[1:])
         if self.walked(x.tensor) or (minor and self.program.kernel == "aten"):
             return self.dense(x, self.of_part(x.tensor, x.region))

@@ -13,6 +13,7 @@ from mercurygen.schedule.fault import Fault
 
 
 def settle_border(program: Program) -> tuple[Program, None] | tuple[None, Fault]:
+    """The program with its border, which the schedule's reshards must be if it has any."""
     needed = needed_border(program)
     if not program.border:
         return program.changed(border=needed), None

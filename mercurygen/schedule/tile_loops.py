@@ -91,6 +91,7 @@ def _tileable(program: Program, stage: Stage) -> str:
 
 
 def fault_of_tiles(program: Program) -> Fault | None:
+    """What is wrong with how many parts there are, or with what they cut."""
     atoms = atoms_of(program)
     for loop in program.tiles:
         parts = atoms.loop_parts(loop.axes)
