@@ -14,7 +14,7 @@ from math import prod
 
 import numeric_cases
 
-from mercurygen.emit.module import emit
+from mercurygen.emit.module import emit, refuse
 from mercurygen.errors import Refusal
 from mercurygen.ir.mesh import Link
 from mercurygen.ir.problem import Problem
@@ -213,7 +213,7 @@ def resized(emitted: Emitted, problem: numeric_cases.Problem, dtype: str) -> Emi
 def drawn(
     seed: int, count: int, shapes: tuple[tuple[int, ...], ...], local_seq: int = 20
 ) -> list[tuple[Emitted, numeric_cases.Problem]]:
-    """Different legal schedules of the whole space, any mask, order and heads."""
+    """Different schedules of rows and heads that have modules, any mask, order and heads."""
     rng = random.Random(seed)
     found: dict[str, tuple[Emitted, numeric_cases.Problem]] = {}
     while len(found) < count:
@@ -229,8 +229,9 @@ def drawn(
             seed=rng.randrange(1000),
         )
         ours, levels = problem_of(problem), links(*sizes)
-        space = list(points(ATTENTION, ours, levels, order=problem.order))
+        axes = ("S_q", "H")
+        space = list(points(ATTENTION, ours, levels, order=problem.order, axes=axes))
         emitted = realize(rng.choice(space), levels, ours)
-        if isinstance(emitted, Emitted):
+        if isinstance(emitted, Emitted) and refuse(emitted.plan) is None:
             found[emitted.shown] = emitted, problem
     return list(found.values())

@@ -59,13 +59,14 @@ def varieties() -> dict[str, tuple[Schedule, Plan]]:
         problem = replace(Problem(), mask=mask)
         header = Schedule("attention", problem, target(topology), group, 1, None, ())
         kinds = set()
-        for point in points(operator, problem, links(topology, group), order=order):
+        spanned = links(topology, group)
+        for point in points(operator, problem, spanned, order=order, axes=("S_q", "H")):
             settled = settle(point)
             if len(point.mesh.dims) > most or kind(point) in kinds or isinstance(settled, Refusal):
                 continue
             program, directives = settled
             plan = lower(program)
-            if not isinstance(plan, Refusal):
+            if not isinstance(plan, Refusal) and refuse(plan) is None:
                 kinds.add(kind(point))
                 schedule = replace(header, mesh=point.mesh, directives=directives)
                 found[title(point, mask, order)] = schedule, plan
