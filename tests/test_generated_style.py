@@ -17,7 +17,7 @@ import pytest
 
 import mercurygen
 from mercurygen.cost.topology import load as load_topology
-from mercurygen.emit.module import FIRST_LINE, digest, emit, split_digest
+from mercurygen.emit.module import FIRST_LINE, digest, emit, refuse, split_digest
 from mercurygen.errors import Refusal
 from mercurygen.ir.problem import Problem
 from mercurygen.lower.lower import lower
