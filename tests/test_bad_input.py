@@ -70,7 +70,7 @@ CASES = {
     "long number": (emit("--seq", "9" * 5000), "bad-value", "..."),
     "dtype": (emit("--dtype", "bfloat61"), "unknown-dtype", "`bfloat16`"),
     "order": (emit("--order", "zigzig"), "unknown-order", "`zigzag`"),
-    "order of later": (emit("--order", "striped"), "not-supported", "striped"),
+    "order of none": (emit("--order", "stripes"), "unknown-order", "striped"),
     "objective": (emit("--objective", "tine"), "unknown-objective", "`time`"),
     "memory limit": (emit("--memory-limit", "40 gigs"), "bad-value", "40GiB"),
     "no memory": (emit("--memory-limit", "0"), "bad-value", "--memory-limit"),

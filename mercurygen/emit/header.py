@@ -191,7 +191,7 @@ def _walk_cells(plan: Plan, walk: Walk, tile: str, rounds: int) -> tuple[str, st
     sent = _sent(plan, walk.dim)
     least, most = mib(min(sent)), mib(max(sent))
     amount = most if least == most else f"{least} to {most} by rank"
-    return word, f"{' and '.join(plan.nest.tensors)} {amount}, {steps}: what the mask leaves"
+    return f"{word}, masked", f"{' and '.join(plan.nest.tensors)} {amount}, {steps}"
 
 
 def _sent(plan: Plan, dim: str) -> list[int]:
