@@ -57,7 +57,7 @@ CASES = {
     "command": (("emti",), "usage", "`emit`"),
     "subcommand": (("topo", "lst"), "usage", "`list`"),
     "no command for later": (("timeline", "x.sched"), "usage", "not supported by this version"),
-    "window": (emit("--window", "4096"), "usage", "--window is not supported by this version"),
+    "window": (emit("--window", "4096"), "usage", "--window is an option of your own operators"),
     "layout": (emit("--layout", "bhsd"), "usage", "not supported by this version"),
     "pass": (emit("--pass", "train"), "usage", "not supported by this version"),
     "backward": (emit("--backward"), "usage", "not supported by this version"),

@@ -26,6 +26,7 @@ WITHOUT_EXAMPLE = {
     "ranks-failed": "real processes: their ports and times differ",
     "formatter-version": "needs another version of black",
     "no-torch": "needs a Python without torch",
+    "over-memory-limit": "stands beside a design in a table; alone it is nothing-fits",
 }
 MAKERS = {"UserError", "Refusal"}
 RELAYS = {"error", "fail"}  # functions with a parameter `slug`
