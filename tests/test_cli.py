@@ -14,6 +14,7 @@ from command import ROOT, SMALL, SMALL_NAME, UNIFIED, folder, run, spawn, tree
 
 import mercurygen
 from mercurygen.cli import names, request
+from mercurygen.designs import patterns
 from mercurygen.emit.module import digest, split_digest
 
 NAME = SMALL_NAME
@@ -104,13 +105,13 @@ def test_own_topology_and_operator(tmp_path: Path) -> None:
     own = toml.replace('name = "a100x8"', 'name = "my-box"', 1)
     (tmp_path / "box.toml").write_text(own)
     operator = (ROOT / "mercurygen/operators/attention.py").read_text()
-    (tmp_path / "mine.py").write_text(operator.replace("def attention(", "def mine("))
+    (tmp_path / "mine.py").write_text(operator)
     with folder(tmp_path):
         where = (str(tmp_path / "box.toml"), "--seq", "4k")
-        run("emit", "mine.py::mine", "--topo", *where).done()
-        text = Path("generated/mine_gqa_causal_s4096_my_box.sched").read_text()
-        assert text.startswith("# mercurygen emit mine.py::mine --topo box.toml --seq 4096\n")
-        out = run("emit", "--schedule", "generated/mine_gqa_causal_s4096_my_box.sched").done()
+        run("emit", "mine.py::attention", "--topo", *where).done()
+        text = Path("generated/attention_gqa_causal_s4096_my_box.sched").read_text()
+        assert text.startswith("# mercurygen emit mine.py::attention --topo box.toml --seq 4096\n")
+        out = run("emit", "--schedule", "generated/attention_gqa_causal_s4096_my_box.sched").done()
         assert "not priced" in out
         (tmp_path / "mine.py").write_text(operator.replace("D**-0.5", "1.0"))
         run("emit", "mine.py::attention", "--topo", "a100x8").refused("operator-not-supported")
@@ -191,9 +192,9 @@ def test_search_json() -> None:
         assert key in data["best"] and key in data["named"][0], key
     counts = data["counts"]
     assert counts["candidates"] == counts["legal"] + sum(counts["refused"].values())
-    assert [entry["name"] for entry in data["named"]] == list(RANKS)
-    refused = [entry for entry in data["named"] if "refused" in entry]
-    assert refused[0]["refused"] == "design-does-not-fit" and refused[0]["message"]
+    assert [entry["name"] for entry in data["named"]] == list(patterns.names())
+    refused = {entry["refused"]: entry for entry in data["named"] if "refused" in entry}
+    assert refused["design-does-not-fit"]["message"]
 
 
 # --- show, explain, topo, ops -----------------------------------------------------------------

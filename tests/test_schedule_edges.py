@@ -85,10 +85,6 @@ def test_tensors_in_another_order_are_the_same_schedule() -> None:
 @pytest.mark.parametrize(
     "pins, body",
     [
-        (
-            ("q, out, lse: S over gpu", "k, v: replicated"),
-            "parallelize S_q over gpu\nreplicate k, v over gpu",
-        ),
         (("q, k, out, lse: S over gpu", "v: H over gpu"), "parallelize H over gpu"),
         (("q, k, v, out: S over gpu", "lse: H over gpu"), "parallelize H over gpu"),
         (("q, k, v, out, lse: H over gpu",), "parallelize H over gpu"),

@@ -32,7 +32,9 @@ _FOLDER = "generated"
 
 def is_attention(op: str) -> bool:
     """Whether OP is what the other options are of: attention, or what is no operator at all."""
-    return "::" not in op and op != "matmul"
+    if "::" in op:
+        return operators.load(op).name == "attention"
+    return op != "matmul"
 
 
 def emit_operator(

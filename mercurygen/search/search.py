@@ -150,6 +150,7 @@ class _Tried:
         furthest: per design (None: of all) the refusal that came furthest.
         least: the least memory of those that are over the limit, or None.
         skipped: variants that were not priced.
+        over: (peak memory, number, mesh, plain directives) of those that need too much.
     """
 
     header: Schedule
@@ -166,6 +167,7 @@ class _Tried:
     furthest: dict[str | None, Refusal] = field(default_factory=dict)
     least: int | None = None
     skipped: int = 0
+    over: list[tuple] = field(default_factory=list)
 
     def look(self, number: int, point: Point) -> None:
         """Price a point, or note what refuses it."""
@@ -179,6 +181,7 @@ class _Tried:
         cost = closed.cost(plan, self.network)
         if cost.peak_memory > self.limit:
             self.least = min(cost.peak_memory, self.least or cost.peak_memory)
+            self.over.append((cost.peak_memory, number, point.mesh, plain(point.directives)))
             return self.refuse(point, _over(cost.peak_memory, self.limit))
         self.legal += 1
         schedule = replace(self.header, mesh=point.mesh, directives=directives)
@@ -253,14 +256,20 @@ def _try(asked: _Asked, tried: _Tried, progress: Progress | None) -> _Tried:
             tried.look(done, point)
         _tell(progress, "schedules priced", done, size)
     ordered = sorted(tried.kept, key=lambda c: c.key(tried.objective))
-    for candidate in ordered[:VARIED]:
-        key = candidate.schedule.mesh, plain(candidate.schedule.directives)
+    best = [(c.schedule.mesh, plain(c.schedule.directives)) for c in ordered[:VARIED]]
+    best += [(mesh, lines) for _, _, mesh, lines in sorted(tried.over, key=_first)[:VARIED]]
+    for key in best:  # of what needs too much memory the leanest: a variant may need less
         for done, point in variants.pop(key, ()):
             tried.look(done, point)
     tried.skipped = sum(map(len, variants.values()))
     if not tried.finalists():
         raise _nothing(tried, asked)
     return tried
+
+
+def _first(over: tuple) -> tuple[int, int]:
+    """Memory, and the place in the space."""
+    return over[0], over[1]
 
 
 def _check(objective: str, order: str | None, design: str | None) -> None:
