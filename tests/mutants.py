@@ -24,6 +24,7 @@ from mercurygen.lower.events import (
     Free,
     Kernel,
     Merge,
+    Message,
     Pack,
     Put,
     Return,
@@ -96,6 +97,12 @@ def mutants(plan: Plan, traces: Traces) -> Iterator[Mutant]:
 # --- transfers ------------------------------------------------------------------------------------
 
 
+def exchanged(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """What the first brings the last does, and so on; the peers stay where they are."""
+    pairs = zip(messages, messages[::-1], strict=True)
+    return tuple(replace(other, peer=each.peer) for each, other in pairs)
+
+
 def of_batches(plan: Plan, traces: Traces, rank: int) -> Iterator[Mutant]:
     """One rank's batch is not what the others expect, or not when."""
     mesh, one = plan.program.mesh, traces[rank]
@@ -129,10 +136,10 @@ def of_batches(plan: Plan, traces: Traces, rank: int) -> Iterator[Mutant]:
             yield Mutant("receive into the caller's", BUFFERS, become(replace(b, recvs=given)))
         if len(b.sends) > 1:
             # of another length the other side sees it, else only what is in it tells
-            swapped = replace(b, sends=b.sends[::-1])
+            swapped = replace(b, sends=exchanged(b.sends))
             yield Mutant("swapped sends", LINEAGE | ORDER, become(swapped))
         if len(b.recvs) > 1:
-            swapped = replace(b, recvs=b.recvs[::-1])
+            swapped = replace(b, recvs=exchanged(b.recvs))
             yield Mutant("swapped receives", LINEAGE | ORDER, become(swapped))
         for dim in mesh.names:
             if dim != b.dim:

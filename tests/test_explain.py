@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
+from math import prod
 
 import pytest
 
@@ -30,6 +32,7 @@ from mercurygen.search.space import points, settle
 
 ATTENTION = load("attention")
 SEED = 5
+SAMPLED = 300
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SIZE = r"([\d.]+) ([KMG]iB|B)"
 TEXT = """operator attention
@@ -47,11 +50,12 @@ shift k, v: S_kv along node
 
 
 def space(sizes: tuple[int, ...], problem: Problem) -> list[tuple[Schedule, Plan]]:
-    """Every schedule with a plan on these levels."""
+    """Schedules with a plan on these levels: of a sample of all."""
     links = tuple(Link(f"level{i}", n, f"wire{i}", 1e9) for i, n in enumerate(sizes))
     target = Target("t", "sha256:0123456789abcdef", links)
     found = []
-    for point in points(ATTENTION, problem, links, order="any"):
+    every = list(points(ATTENTION, problem, links, order="any"))
+    for point in random.Random(SEED).sample(every, min(SAMPLED, len(every))):
         settled = settle(point)
         if isinstance(settled, Refusal):
             continue
@@ -90,16 +94,26 @@ def check(schedule: Schedule, plan: Plan) -> None:
     ranks = range(program.mesh.size)
     assert f"on {len(ranks)} rank" in text
     traces = [trace(plan, rank) for rank in ranks]
-    pairs = [
-        sum(live_pairs(e.block, plan.chunk) for e in each.events if isinstance(e, Kernel))
-        for each in traces
-    ]
+    pairs = [pairs_of_a_head(plan, each) for each in traces]
     least, mean, most = re.search(r"least (\d+), mean (\d+), most (\d+)", text).groups()
     assert (int(least), int(most)) == (min(pairs), max(pairs))
     assert abs(int(mean) - sum(pairs) / len(pairs)) <= 0.5
     check_traffic(text, schedule, report)
     check_memory(text, report)
     check_blocks(text, plan, traces)
+
+
+def pairs_of_a_head(plan: Plan, played) -> Fraction:
+    """Live pairs of a rank's calls over the (batch, head) pairs that it computes."""
+    program, found = plan.program, Fraction(0)
+    names = [axis.name for axis in program.axes]
+    for event in played.events:
+        if isinstance(event, Kernel):
+            rows = [event.extents[names.index(axis)] for axis in ("B", "H", "G")]
+            found += live_pairs(event.block, plan.chunk) * prod(rows)
+    dims = [dim for axis in ("B", "H", "G") for dim in program.parallel_dims(axis)]
+    every = prod(program.extent(axis) for axis in ("B", "H", "G"))
+    return found / (every // prod(program.mesh.extent(dim) for dim in dims))
 
 
 def check_traffic(text: str, schedule: Schedule, report) -> None:
@@ -172,7 +186,7 @@ def test_figures(sizes: tuple[int, ...], mask: str) -> None:
 def test_length_on_16_ranks() -> None:
     for schedule, plan in space((2, 8), Problem()):
         lines = explain(schedule, plan).splitlines()
-        assert len(lines) <= 60 and max(map(len, lines)) <= 140
+        assert len(lines) <= 72 and max(map(len, lines)) <= 140
         assert all(line == line.rstrip() for line in lines)
 
 

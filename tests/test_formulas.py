@@ -267,7 +267,7 @@ def product(mesh: str, body: str) -> Report:
         ("shard a: M over m", lambda p: 1),
         ("shift a: M along m", lambda p: p - 1),
         ("shift a: M along m direct", lambda p: p - 1),
-        ("shift a: M along m both", lambda p: p - 1),
+        ("shift a: M along m both", lambda p: p // 2),
     ],
 )
 def test_all_gather_of_a_product(ranks: int, story: str, steps) -> None:

@@ -20,7 +20,7 @@ from mercurygen.check.interpret import run_plan, run_traces
 from mercurygen.check.report import ProofError
 from mercurygen.designs import patterns
 from mercurygen.dsl.interpret import interpret
-from mercurygen.emit.module import emit
+from mercurygen.emit.module import emit, refuse
 from mercurygen.errors import InternalError, Refusal
 from mercurygen.ir.mesh import Link
 from mercurygen.ir.problem import Problem
@@ -38,6 +38,7 @@ from mercurygen.search.space import Point, points, settle
 ATTENTION = load("attention")
 TINY = Problem(2, 32, 8, 4, 6, 5, "float64", "causal")  # grouped heads, D_v is not D
 SEED = 11
+SAMPLED = 400  # of the points of a space
 GROUPS = ((1, 4), (2, 2), (2, 4), (2, 2, 2), (1, 6), (1, 1))
 
 Legal = tuple[Point, tuple[Directive, ...], Plan]
@@ -55,9 +56,12 @@ def problem_of(group: tuple[int, ...], **changes: object) -> Problem:
 
 @cache
 def legal(group: tuple[int, ...], problem: Problem, design: str | None = None) -> tuple[Legal, ...]:
-    """Every schedule with a plan."""
+    """Every schedule of a design with a plan; of the whole space, of a sample of the points."""
     found = []
-    for point in points(ATTENTION, problem, links(group), design=design, order="any"):
+    space = list(points(ATTENTION, problem, links(group), design=design, order="any"))
+    if design is None:
+        space = random.Random(SEED).sample(space, min(SAMPLED, len(space)))
+    for point in space:
         settled = settle(point)
         if not isinstance(settled, Refusal):
             plan = lower(settled[0])
@@ -110,7 +114,10 @@ def check(plan: Plan, tolerance: float = 1e-12, **options: float) -> None:
 def test_designs(name: str, mask: str) -> None:
     count = 0
     for group in ((1, 4), (2, 2), (2, 4), (2, 2, 2)):
-        for _, _, plan in legal(group, problem_of(group, mask=mask), name):
+        problem = problem_of(group, mask=mask)
+        if name == "ulysses-chunked":  # several heads on a rank
+            problem = replace(problem, heads=32, kv_heads=16)
+        for _, _, plan in legal(group, problem, name):
             check(plan)
             count += 1
     assert count >= 4
@@ -259,7 +266,8 @@ def _real() -> None:
         group = (1, 4) if name in ("ring", "ulysses") else (2, 2)
         mask = "full" if number % 3 == 2 else "causal"
         problem = problem_of(group, mask=mask)
-        point, directives, plan = rng.choice(legal(group, problem, name))
+        with_module = [each for each in legal(group, problem, name) if refuse(each[2]) is None]
+        point, directives, plan = rng.choice(with_module)
         spans = links(group)
         target = Target("t", "sha256:0123456789abcdef", spans)
         schedule = Schedule("attention", problem, target, group, 1, point.mesh, directives)

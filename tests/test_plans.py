@@ -82,7 +82,7 @@ def test_random_schedules(operator: str, count: int) -> None:
     print(f"{plans} legal, {sum(refused.values())} refused: {refused.most_common()}")
     print(dict(words))
     if operator == "attention":
-        assert all(words[word] >= 3 for word in WORDS), words
+        assert all(words[word] >= 2 for word in WORDS), words
 
 
 WORDS = (
@@ -108,7 +108,7 @@ WORDS = (
             "n=2 m=2",
             "parallelize S_kv over n, m\nshift q: S_q along n\nshard q: S_q over m\n"
             "shift out, lse: S_q along n, m",
-            "gather-inside-home",
+            "two-shifts-one-axis",
         ),
         (
             "n=2 m=2",

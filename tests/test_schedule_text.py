@@ -129,7 +129,7 @@ def test_any_problem_both_ways(problem: Sizes) -> None:
             Sizes((("T", 64), ("S", 64), ("C", 3)), "float32", "window", 128),
         ),
         ("x.py::f", "S=64 bfloat16 causal", Sizes((("S", 64),), "bfloat16", "causal")),
-        ("x.py::attention", "window=2 float64", Sizes((("window", 2),), "float64")),
+        ("x.py::windowed", "window=2 float64", Sizes((("window", 2),), "float64")),
         (
             "attention_backward",
             "batch=1 seq=64 heads=8 kv_heads=4 head_dim=16 bfloat16 full",

@@ -112,7 +112,7 @@ def test_too_large_a_space(tmp_path: Path) -> None:
     text = (Path(__file__).parent / "data" / "two_boxes.toml").read_text()
     text = re.sub(r"port_gpus = \{ value = \d+", "port_gpus = { value = 1", text)
     head, outer, inner = text.replace("size = { value = 4", "size = { value = 2").split("[[level]]")
-    levels = [outer.replace('"box"', f'"l{i}"') for i in range(4)]
+    levels = [outer.replace('"box"', f'"l{i}"') for i in range(5)]
     path = tmp_path / "deep.toml"
     path.write_text("[[level]]".join([head, *levels, inner]))
     asked = ("search", "attention", "--topo", path, "--seq", "4k")
@@ -120,7 +120,7 @@ def test_too_large_a_space(tmp_path: Path) -> None:
         "space-too-large", "schedules to search", "--schedule NAME", "--group", "fewer levels"
     )
     run(*asked, "--schedule", "ring").done()
-    run(*asked, "--group", "l0=1,l1=1,l2=1,l3=2,gpu=2").done()
+    run(*asked, "--group", "l0=1,l1=1,l2=1,l3=1,l4=2,gpu=2").done()
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_double(name: str) -> None:
         (
             "dist.barrier(); op = dist.ReduceOp; dist.all_reduce(x(1), op.MAX if me else op.SUM)",
             "order",
-            "SUM",
+            "sum",
         ),
         ("dist.barrier(); dist.broadcast(x(me), me)", "order", "from 0"),
         (

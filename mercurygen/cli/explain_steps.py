@@ -172,7 +172,7 @@ def _tables(plan: Plan, traces: tuple[Trace, ...]) -> list[str]:
         note = "Under a rank: how much is computed of the tile, along " + ", ".join(
             plan.program.loops
         )
-    for most in (SHOWN_STEPS, SHOWN_STEPS * 5 // 8):
+    for most in (SHOWN_STEPS, SHOWN_STEPS // 2):
         steps, moves, blocks = [], [], []
         for step in _shown(len(rows), most):
             found = [] if step is None else rows[step]

@@ -33,6 +33,7 @@ _FOLDER = "generated"
 def is_attention(op: str) -> bool:
     """Whether OP is what the other options are of: attention, or what is no operator at all."""
     if "::" in op:
+        check_reference(op)
         return operators.load(op).name == "attention"
     return op != "matmul"
 

@@ -253,7 +253,11 @@ class TileLoops(Border):
             x = self.reshard(x, step, self.cut_but(x.tensor, region, ()))
         if steps:  # dense, and cut already
             return x
-        minor = any(axis in self.part for axes in x.tensor.dims for axis in axes[1:])
+        minor = any(
+            axis in self.part and self.part[axis][1] > 1
+            for axes in x.tensor.dims
+            for axis in axes[1:]
+        )
         if self.walked(x.tensor) or (minor and self.program.kernel == "aten"):
             return self.dense(x, self.of_part(x.tensor, x.region))
         return x

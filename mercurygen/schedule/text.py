@@ -167,7 +167,7 @@ def _parse_header(lines: list[Line], file: str) -> tuple:
                 "a schedule begins with " + ", ".join(HEADER),
             )
     operator = _parse_operator(lines[0])
-    problem = (_parse_problem if operator in ATTENTION else _parse_extents)(lines[1])
+    problem = (_parse_problem if _is_attention(operator) else _parse_extents)(lines[1])
     target = _parse_target(lines[2])
     group = _parse_group(lines[3], target)
     tp = lines[4].number_("the number of tensor-parallel ranks")
@@ -176,6 +176,11 @@ def _parse_header(lines: list[Line], file: str) -> tuple:
         message = f"tp {tp}: must be at least 1"
         raise UserError("size-out-of-range", message, span=lines[4].span())
     return operator, problem, target, group, tp, _parse_mesh(lines[5])
+
+
+def _is_attention(operator: str) -> bool:
+    """Whether the problem is attention's; a copy of its file, `path.py::attention`, too."""
+    return operator.rpartition("::")[2] in ATTENTION
 
 
 def _parse_operator(line: Line) -> str:

@@ -6,7 +6,7 @@ Offline, on one core, with nothing but arithmetic; the same result on every mach
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from mercurygen import operators
@@ -17,16 +17,14 @@ from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
 from mercurygen.errors import Refusal, UserError, closest
 from mercurygen.ir import layout
-from mercurygen.ir.mesh import Link
-from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem
 from mercurygen.lower.lower import lower_aligned
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.schedule import Schedule
+from mercurygen.search.asked import Asked
 from mercurygen.search.place import links, place, target
 from mercurygen.search.result import OBJECTIVES, Candidate, Counts, Named, Result, pareto
-from mercurygen.search.space import Point, is_variant, plain, points, settle, usual_axes
-from mercurygen.search.space import size as space_size
+from mercurygen.search.space import Point, is_variant, plain, settle, usual_axes
 
 Progress = Callable[[str, int, int], None]  # (what is done, how many are, of how many)
 Emits = Callable[[Plan], Refusal | None]  # why no module is emitted for a plan yet
@@ -34,7 +32,6 @@ Emits = Callable[[Plan], Refusal | None]  # why no module is emitted for a plan 
 FINALISTS = 50
 VARIED = 8  # plain schedules whose variants are priced too
 KEPT = 2000  # candidates, before all but those that can still win are dropped
-LARGEST_SPACE = 100_000  # schedules: a minute or so on one core
 ORDERS = (*layout.ORDERS, "any")
 # Of several refusals of one design, the one that came furthest says most.
 _FURTHEST = ("over-memory-limit", "mask-too-fragmented", "heads-not-divisible")
@@ -83,7 +80,7 @@ def search(
     header = Schedule(operator, problem, target(topology), group, tp, None, ())
     local, loaded = problem.split_heads(tp), operators.load(operator)
     axes = None if whole else usual_axes(loaded, local, spanned)
-    asked = _Asked(loaded, local, spanned, order, design, axes)
+    asked = Asked(loaded, local, spanned, order, design, axes)
     tried = _try(asked, _Tried(header, network, limit, objective, emits), progress)
     ranked = _decide(tried.finalists(), network, objective, progress)
     return Result(
@@ -99,36 +96,6 @@ def search(
         named=_named((design,) if design else patterns.names(), ranked, tried, asked),
         unemitted=tried.better_unemitted(ranked[0]),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the space is of.
-
-    Attributes:
-        operator: to schedule.
-        problem: of one group.
-        spanned: the levels as the group occupies them.
-        order: as asked for.
-        design: whose instances are searched, or None.
-        axes: that are split; None: all. Of designs with others the instances are searched too.
-    """
-
-    operator: Operator
-    problem: Problem
-    spanned: tuple[Link, ...]
-    order: str | None
-    design: str | None
-    axes: tuple[str, ...] | None
-
-    def points(self, design: str | None) -> Iterator[Point]:
-        """The space, or the instances of a design."""
-        what = self.operator, self.problem, self.spanned
-        yield from points(*what, design=design, order=self.order, axes=self.axes)
-        if design is None and self.axes is not None:
-            for name in patterns.names():
-                if not set(patterns.get(name).axes) <= set(self.axes):
-                    yield from points(*what, design=name, order=self.order)
 
 
 @dataclass(slots=True)
@@ -242,12 +209,12 @@ class _Tried:
         return Counts(total, self.legal, len(self.without), refused, self.skipped)
 
 
-def _try(asked: _Asked, tried: _Tried, progress: Progress | None) -> _Tried:
+def _try(asked: Asked, tried: _Tried, progress: Progress | None) -> _Tried:
     """Price every plain point, and the variants of the best; some schedule must be legal.
 
     Variants, with a tile loop or rings both ways, are simulated, a hundred times as slow.
     """
-    size, variants = _size(asked), {}
+    size, variants = asked.size(), {}
     for done, point in enumerate(asked.points(asked.design), 1):
         if asked.design is None and point.design is None and is_variant(point.directives):
             key = point.mesh, plain(point.directives)
@@ -257,7 +224,10 @@ def _try(asked: _Asked, tried: _Tried, progress: Progress | None) -> _Tried:
         _tell(progress, "schedules priced", done, size)
     ordered = sorted(tried.kept, key=lambda c: c.key(tried.objective))
     best = [(c.schedule.mesh, plain(c.schedule.directives)) for c in ordered[:VARIED]]
-    best += [(mesh, lines) for _, _, mesh, lines in sorted(tried.over, key=_first)[:VARIED]]
+    best += [
+        (mesh, lines)
+        for _, _, mesh, lines in sorted(tried.over, key=lambda over: over[:2])[:VARIED]
+    ]
     for key in best:  # of what needs too much memory the leanest: a variant may need less
         for done, point in variants.pop(key, ()):
             tried.look(done, point)
@@ -265,11 +235,6 @@ def _try(asked: _Asked, tried: _Tried, progress: Progress | None) -> _Tried:
     if not tried.finalists():
         raise _nothing(tried, asked)
     return tried
-
-
-def _first(over: tuple) -> tuple[int, int]:
-    """Memory, and the place in the space."""
-    return over[0], over[1]
 
 
 def _check(objective: str, order: str | None, design: str | None) -> None:
@@ -281,23 +246,6 @@ def _check(objective: str, order: str | None, design: str | None) -> None:
         raise UserError("unknown-order", f"no order {order!r}", help=closest(order, ORDERS))
     if design is not None:
         patterns.get(design)
-
-
-def _size(asked: _Asked) -> int:
-    """How many points there are to look at; refused beforehand if they are too many."""
-    if asked.design is not None:
-        return sum(1 for _ in asked.points(asked.design))
-    if asked.axes is not None:
-        return sum(1 for _ in asked.points(None))
-    size = space_size(asked.operator, asked.problem, asked.spanned, asked.order)
-    if size > LARGEST_SPACE:
-        raise UserError(
-            "space-too-large",
-            f"{size} schedules to search: this version looks at {LARGEST_SPACE} at most",
-            help="name a design with --schedule NAME, place the operator on a part of the machine "
-            "with --group, or write a topology with fewer levels",
-        )
-    return size
 
 
 def _over(peak: int, limit: int) -> Refusal:
@@ -331,7 +279,7 @@ def _tell(progress: Progress | None, what: str, done: int, total: int) -> None:
 
 
 def _named(
-    names: tuple[str, ...], ranked: tuple[Candidate, ...], tried: _Tried, asked: _Asked
+    names: tuple[str, ...], ranked: tuple[Candidate, ...], tried: _Tried, asked: Asked
 ) -> tuple[Named, ...]:
     """The best instance of every design, or what refuses it."""
     found = []
@@ -345,7 +293,7 @@ def _named(
     return tuple(found)
 
 
-def _refusal_of(name: str, tried: _Tried, asked: _Asked) -> UserError:
+def _refusal_of(name: str, tried: _Tried, asked: Asked) -> UserError:
     """Why no instance of a design is chosen: of its refusals, the one that came furthest."""
     own, roles = patterns.get(name).order, len(patterns.get(name).roles)
     orders = (own, "any") if asked.design is None else (own, "any", None)
@@ -376,7 +324,7 @@ def _distance(refusal: Refusal) -> int:
     return _FURTHEST.index(refusal.slug) if refusal.slug in _FURTHEST else len(_FURTHEST)
 
 
-def _nothing(tried: _Tried, asked: _Asked) -> UserError:
+def _nothing(tried: _Tried, asked: Asked) -> UserError:
     """The error if no schedule is legal, or none of them has a module."""
     if tried.unemitted is not None and tried.emits is not None:
         return tried.emits(tried.unemitted.plan).error()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from math import prod
+from math import lcm
 
 from mercurygen.errors import InternalError, Refusal, UserError
 from mercurygen.ir.operator import Operator
@@ -30,9 +30,10 @@ def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Plan:
     program = apply(operator, schedule)
     if isinstance(schedule.problem, Sizes):
         return _few(operator, schedule, program)
+    count = _plan(program).atoms.count
     refusal: Exception | None = None
     sizes = dict(zip(("head_dim", "v_head_dim"), HEAD_DIMS[DTYPES[dtype]], strict=True))
-    for problem in _problems(program, schedule.problem):
+    for problem in _problems(program, schedule.problem, count):
         small = replace(schedule, problem=replace(problem, dtype=dtype, **sizes), tp=1)
         try:
             plan = lower(apply(operator, small))
@@ -47,10 +48,7 @@ def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Plan:
 
 def _few(operator: Operator, schedule: Schedule, program: Program) -> Plan:
     """The same for an operator of named axes: a few indices in every part of an axis."""
-    plan = lower(program)
-    if isinstance(plan, Refusal):
-        raise InternalError(f"the schedule has no plan: {plan.error()}")
-    count = plan.atoms.count
+    count = _plan(program).atoms.count
     extents = {
         axis.name: count[axis.name] * (2 + number % 3) if count[axis.name] > 1 else 3 + number
         for number, axis in enumerate(program.axes)
@@ -63,18 +61,30 @@ def _few(operator: Operator, schedule: Schedule, program: Program) -> Plan:
     return small
 
 
-def _problems(program: Program, problem: Problem) -> Iterator[Problem]:
-    """Small ones first, then such that more divides."""
-    mesh = program.mesh
-    ways = {axis: prod(map(mesh.extent, program.parallel_dims(axis))) for axis in "HG"}
-    chunks = program.order.chunks(mesh) if program.order else mesh.size
-    alike = problem.heads == problem.kv_heads and ways["G"] == 1
+def _plan(program: Program) -> Plan:
+    plan = lower(program)
+    if isinstance(plan, Refusal):
+        raise InternalError(f"the schedule has no plan: {plan.error()}")
+    return plan
+
+
+def _problems(program: Program, problem: Problem, count: Mapping[str, int]) -> Iterator[Problem]:
+    """Small ones first, then such that more divides.
+
+    Args:
+        program: of the schedule as it is.
+        problem: its sizes.
+        count: the equal parts that the plan cuts every axis into.
+    """
+    chunks = program.order.chunks(program.mesh) if program.order else program.mesh.size
+    rows = lcm(chunks, *(count[axis] for axis in program.mask_axes))
+    alike = problem.heads == problem.kv_heads and count["G"] == 1
     for chunk, more in product((CHUNK, 4, 8, 16, 32), (2, 4, 8)):
-        kv_heads = ways["H"] * more  # more than one on a rank, or views of it are contiguous
+        kv_heads = count["H"] * more  # more than one on a rank, or views of it are contiguous
         yield replace(
             problem,
-            batch=BATCH,
-            seq=chunks * chunk,
+            batch=count["B"] * BATCH,
+            seq=rows * chunk,
             kv_heads=kv_heads,
-            heads=kv_heads * (1 if alike else max(2, ways["G"])),
+            heads=kv_heads * (1 if alike else max(2, count["G"])),
         )
