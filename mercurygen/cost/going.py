@@ -29,7 +29,8 @@ class Homes(Nested):
             found = self.once()
         if absent is not None:
             tally.down_each(away)
-            tally.down_each([lively(found) if gone else 0 for gone in absent])
+            made = lively(self.fresh(found))
+            tally.down_each([made if gone else 0 for gone in absent])
         return found, absent
 
     def absent(self, number: int) -> Absent:
@@ -69,6 +70,16 @@ class Going:
         self.tiles = tiles
         self.at = 0
         self.results: Parts = {}
+        self.outer: Parts = nest.staying
+
+    def stay(self, results: Parts) -> None:
+        """What results of the next tiles are merged into right away."""
+        self.nest.staying = {n: x for n, x in results.items() if n not in self.loop.outputs}
+
+    def stays(self, part: Parts) -> Parts:
+        """Of a tile's results those that stay here and are yet to be merged."""
+        fresh = self.nest.fresh(part)
+        return {name: x for name, x in fresh.items() if name not in self.loop.outputs}
 
     def each(self, nbytes: int, absent: Absent) -> list[int]:
         """Bytes on every class."""
@@ -110,9 +121,10 @@ class SentHome(Going):
                 raise NoForm("no results for our own tile")
             self.results = nest.widen(part)
             self.tally.down(replaced(part, self.results))
+            self.stay(self.results)
             return
         self.land()
-        stays = [name for name in part if name not in self.loop.outputs]
+        stays = self.stays(part)
         if stays:
             nest.merge(stays, absent)
         out = self.outgoing(part, absent)
@@ -133,7 +145,7 @@ class SentHome(Going):
         moves = {name: one for name, one in part.items() if name in self.loop.outputs}
         if not moves:  # no class has any
             return self.moved
-        gone = lively(part)
+        gone = lively(self.nest.fresh(part))
         if nest.begin == "only" and nest.program.kernel == ATEN:
             self.up(self.moved, absent)
             self.tally.copy(lively(moves) + self.moved)
@@ -156,6 +168,7 @@ class SentHome(Going):
 
     def end(self) -> Parts:
         """No more tiles."""
+        self.nest.staying = self.outer
         self.land()
         return self.results
 
@@ -235,7 +248,7 @@ class Travelling(Going):
     def __init__(self, nest: Homes, number: int, tiles: Sizes) -> None:
         super().__init__(nest, number, tiles)
         self.staying: Parts = {}
-        self.stays = 0  # bytes of the last results that were merged into what stays
+        self.merged = 0  # bytes of the last results that were merged into what stays
         self.moves: Parts = {}
         self.before = 0  # bytes of the sums that the last transfer holds on to
         self.arriving = 0
@@ -250,17 +263,18 @@ class Travelling(Going):
         part, absent = nest.part(self.number, self.tiles)
         if absent is not None:
             raise NoForm("no results for a tile")
-        stays = {name: one for name, one in part.items() if name not in self.loop.outputs}
-        tally.down(self.stays)
-        self.stays = 0
+        tally.down(self.merged)
+        self.merged = 0
         self.before = lively(self.moves)
         self.moves = self.divided(part)
         if not step:
-            self.staying = stays
+            self.staying = {n: x for n, x in part.items() if n not in self.loop.outputs}
+            self.stay(self.staying)
             self.arriving = sum(one.nbytes for one in self.moves.values())
             tally.up(self.arriving)
         else:
-            self.stays = lively(stays)
+            stays = self.stays(part)
+            self.merged = lively(stays)
             nest.merge(stays)
             tally.wait(self.sums)
             nest.merge(self.moves)
@@ -295,6 +309,7 @@ class Travelling(Going):
             self.moves = {n: Part(x.nbytes, x.nbytes, x.item) for n, x in self.moves.items()}
         else:
             tally.down(self.before + self.arriving)
-        tally.down(self.stays)
+        tally.down(self.merged)
+        self.nest.staying = self.outer
         found = {**self.staying, **self.moves}
         return {t.name: found[t.name] for t in self.nest.outputs if t.name in found}

@@ -17,6 +17,7 @@ from mercurygen.cost.body import body_of
 from mercurygen.cost.topology import Gpu
 from mercurygen.errors import InternalError
 from mercurygen.ir.operator import Operator
+from mercurygen.ir.problem import ATTENTION, BACKWARD
 from mercurygen.lower.events import (
     Buffer,
     Cast,
@@ -38,7 +39,7 @@ from mercurygen.lower.sizes import ATEN, padded_width
 Spent = tuple[float, float, float]  # seconds of compute, of copies, and what launches add
 
 NOTHING: Spent = (0.0, 0.0, 0.0)
-FUSED = ("attention", "attention_backward")  # one kernel: nothing of theirs passes through memory
+FUSED = ATTENTION  # one kernel: nothing of theirs passes through memory
 
 
 def added(a: Spent, b: Spent) -> Spent:
@@ -58,6 +59,7 @@ class Kernels:
         """
         self.plan, self.gpu, self.program = plan, gpu, plan.program
         self.aten = plan.program.kernel == ATEN
+        self.gradient = plan.program.operator in BACKWARD
         if not self.aten and operator is None:
             raise InternalError(f"the lines of {self.program.operator} are not given")
         self.operator = operator
@@ -89,7 +91,8 @@ class Kernels:
         key = extents, causal, merge
         spent = self._calls.get(key)
         if spent is None:
-            spent = self._aten(*key) if self.aten else self._lines(*key)
+            price = (self._gradient if self.gradient else self._aten) if self.aten else self._lines
+            spent = price(*key)
             self._calls[key] = spent
         return spent
 
@@ -160,6 +163,26 @@ class Kernels:
         sizes = self._pads(batch, height * heads, width * kv_heads)
         if merge:
             sizes += self._merge(rows)
+        return added(spent, self.copies(sizes)) if sizes else spent
+
+    def _gradient(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
+        """5 matrix products; a sum for each of dq, dk and dv."""
+        batch, height, width, kv_heads, group = (extents[i] for i in self.places)
+        queries, keys = batch * height * kv_heads * group, batch * width * kv_heads
+        pairs = height * (height + 1) // 2 if causal else height * width
+        flops = 10 * pairs * batch * kv_heads * group * self.width
+        nbytes = (4 * queries + 4 * keys) * self.width * self.element + 2 * queries * self.wide
+        seconds = max(flops / self.flops, nbytes / self.hbm)
+        spent = seconds, 0.0, max(0.0, self.launch - seconds)
+        key, value = self.sizes
+        sizes = []
+        if key != self.width:
+            sizes += [n * (key + self.width) * self.element for n in (queries, keys)]
+        if value != self.width:
+            sizes += [n * (value + self.width) * self.element for n in (queries, queries, keys)]
+        if merge:
+            wide = self.element + 2 * self.wide
+            sizes += [queries * key * wide, keys * key * wide, keys * value * wide]
         return added(spent, self.copies(sizes)) if sizes else spent
 
     def _pads(self, batch: int, queries: int, keys: int) -> list[int]:

@@ -61,6 +61,7 @@ class Nested(Rings):
         self.partials = {t.name: plan.itemsize(plan.partial(t)) for t in self.outputs}
         self.results = {t.name: self._elements(t) * self.partials[t.name] for t in self.outputs}
         self.costs: dict[bool, tuple] = {}
+        self.staying: Parts = {}  # results of other tiles, which those of the next are merged into
 
     # --- sizes --------------------------------------------------------------------------------
 
@@ -181,11 +182,16 @@ class Nested(Rings):
         return parts
 
     def nothing(self) -> Parts:
-        """What merges to nothing."""
-        sizes = self.results
-        self.tally.up(sum(sizes.values()))
-        self.tally.spend(self.kernels.copies(list(sizes.values())))
-        return {name: Part(n, n, self.partials[name]) for name, n in sizes.items()}
+        """What merges to nothing; outputs that stay here are what other tiles gave so far."""
+        fresh = {name: n for name, n in self.results.items() if name not in self.staying}
+        self.tally.up(sum(fresh.values()))
+        self.tally.spend(self.kernels.copies(list(fresh.values())))
+        made = {name: Part(n, n, self.partials[name]) for name, n in fresh.items()}
+        return {name: made.get(name) or self.staying[name] for name in self.results}
+
+    def fresh(self, parts: Parts) -> Parts:
+        """Those with buffers of their own, which are not what stays here already."""
+        return {name: x for name, x in parts.items() if x is not self.staying.get(name)}
 
     def merge(self, names: Iterable[str], absent: list[bool] | None = None) -> None:
         """Partial results of some outputs, merged into others; on some classes there are none."""

@@ -9,7 +9,8 @@ from mercurygen.errors import UserError, closest, shorten
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 MASKS = ("causal", "full")
-ATTENTION = ("attention", "attention_backward")  # whose problem is a `Problem`; others' are `Sizes`
+BACKWARD = ("attention_backward", "attention_backward_out")
+ATTENTION = ("attention", *BACKWARD)  # whose problem is a `Problem`; others' are `Sizes`
 LARGEST = 2**40  # beyond any machine: what is larger is a slip
 
 

@@ -35,7 +35,7 @@ def begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
     if worst > MOST_BLOCKS:
         return _fragmented(worst)
     alike = alike and not _come_by(program, loops)
-    if partly or not alike:
+    if partly or not alike or _some_stay(program, loops):
         return "empty"
     if not moving:
         return "first" if walks else "only"
@@ -44,6 +44,12 @@ def begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
         return "empty"  # what goes home is merged from several tiles
     trims = not walks and moving == 1 and all(loop.home != "relayed" for loop in loops)
     return "only" if program.mask == "full" or (trims and worst <= 1) else "empty"
+
+
+def _some_stay(program: Program, loops: tuple[Loop, ...]) -> bool:
+    """Whether some results go home with a loop's tiles and others are of all of them, and stay."""
+    home = {name for loop in loops for name in loop.outputs}
+    return bool(home) and home != {tensor.name for tensor in program.outputs}
 
 
 def _come_by(program: Program, loops: tuple[Loop, ...]) -> bool:

@@ -51,7 +51,8 @@ class Homes(Reductions):
         size, me = self.mesh.extent(walk.dim), self.place[walk.dim]
         owner, share = next(shares)
         results = self.widen(share)
-        share = None
+        share, outer = None, self.staying
+        self.staying = {n: x for n, x in results.items() if n not in loop.outputs}
         works, arriving = Works((), ()), {}
         for owner, share in shares:
             self.wait(works)
@@ -67,6 +68,7 @@ class Homes(Reductions):
             sends, recvs = ((owner[walk.dim], leaving), (peer, arriving.values()))
             works = self.batch(walk.dim, *([(to, x) for x in xs] for to, xs in (sends, recvs)))
             leaving = sends = recvs = ()
+        self.staying = outer
         self.wait(works)
         self.merge(arriving, results)
         return results
@@ -79,7 +81,7 @@ class Homes(Reductions):
         walk = loop.walks[-1]
         owner, share = next(shares)
         staying, moves = self.divided(loop, owner, share)
-        share = None
+        share, outer, self.staying = None, self.staying, staying
         arriving = self.next_sums(loop, owner, walk.dim, moves)
         if loop.tensors:
             works = self.hand_on(walk, moves, arriving)
@@ -103,6 +105,7 @@ class Homes(Reductions):
                 self.wait(works)
                 self.merge(arriving, moves)
                 arriving = self.next_sums(loop, owner, walk.dim, moves, arriving)
+        self.staying = outer
         results = {**staying, **moves}
         return {t.name: results[t.name] for t in self.program.outputs if t.name in results}
 

@@ -84,6 +84,7 @@ class Recorder:
         self.events: list[Event] = []
         self.buffers: list[Buffer] = []
         self.regions: dict[int, Region] = {}  # of what is filled
+        self.staying: dict[str, Tile] = {}  # results that those of the next tiles are merged into
         self.ops = 0
 
     def empty(self, label: str, nbytes: int) -> Live:

@@ -22,13 +22,18 @@ class Results(Walks):
         )
 
     def nothing(self) -> Named:
-        """What merges to nothing."""
-        results = {
-            t.name: self.tile(t.name, t, self.result_region(t, self.limits), self.plan.partial(t))
-            for t in self.program.outputs
-        }
-        self.fill(results)
-        return results
+        """What merges to nothing; outputs that stay here are what other tiles gave so far."""
+        found, fresh = {}, {}
+        for tensor in self.program.outputs:
+            region, before = self.result_region(tensor, self.limits), self.staying.get(tensor.name)
+            if before is not None and before.region == region:
+                found[tensor.name] = before
+                continue
+            made = self.tile(tensor.name, tensor, region, self.plan.partial(tensor))
+            found[tensor.name] = fresh[tensor.name] = made
+        if fresh:
+            self.fill(fresh)
+        return found
 
     def fill(self, results: Named) -> None:
         """Buffers become what merges to nothing."""
@@ -44,7 +49,8 @@ class Results(Walks):
         return {n: self.cast(x, x.tensor.dtype) for n, x in results.items()}
 
     def merge(self, parts: Named, results: Named) -> None:
-        """Merge partial results into others, in place."""
+        """Merge partial results into others, in place; not what is those others."""
+        parts = {n: x for n, x in parts.items() if x.live is not results[n].live}
         for combine in self.program.combines:
             names = [name for name in combine.outputs if name in parts]
             if not names:

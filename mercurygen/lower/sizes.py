@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from mercurygen.ir.atoms import Region
+from mercurygen.ir.problem import BACKWARD
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, tokens_of
@@ -55,9 +56,13 @@ def extent_of(block: Block, plan: Plan) -> tuple[int, int]:
 def share_bytes(plan: Plan, extents: Extents) -> tuple[int, ...]:
     """Of a call's own share of every output.
 
-    torch's attention makes out in the dtype of the inputs and as wide as it is padded; any other
-    body makes what its outputs are accumulated in.
+    torch's attention makes out, and its gradient dq, dk and dv, in the dtype of the inputs and as
+    wide as it is padded; any other body makes what its outputs are accumulated in.
     """
+    if plan.program.kernel == ATEN and plan.program.operator in BACKWARD:
+        queries, keys = _rows(extents)
+        wide = padded_width(plan) * plan.itemsize("inputs")
+        return queries * wide, keys * wide, keys * wide
     if plan.program.kernel == ATEN:
         rows = extents["B"] * extents["S_q"] * extents["H"] * extents["G"]
         wide = padded_width(plan) * plan.itemsize("inputs")
@@ -73,10 +78,13 @@ def scratch_bytes(plan: Plan, extents: Extents, merge: bool) -> int:
 
     torch's attention: the padded copies live while the kernel runs; a merge holds the share, two
     vectors the size of its lse (their difference, and the weight), then one of them and the share
-    widened. Any other body: its share while it is merged.
+    widened. Its gradient: see `_gradient_scratch`. Any other body: its share while it is merged.
     """
     if plan.program.kernel != ATEN:
         return sum(share_bytes(plan, extents)) if merge else 0
+    if plan.program.operator in BACKWARD:
+        share = sum(share_bytes(plan, extents)) if merge else 0
+        return share + _gradient_scratch(plan, extents)
     batch, padded = extents["B"], padded_width(plan)
     heads, kv_heads = extents["H"] * extents["G"], extents["H"]
     height, width = extents["S_q"], extents["S_kv"]
@@ -90,6 +98,32 @@ def scratch_bytes(plan: Plan, extents: Extents, merge: bool) -> int:
         return pads
     out, lse = share_bytes(plan, extents)
     return out + lse + max(pads, merge_bytes(plan, batch * height * heads))
+
+
+def _rows(extents: Extents) -> tuple[int, int]:
+    """Rows of a call, over batch and heads too: of the queries, and of the keys."""
+    heads = extents["H"] * extents["G"]
+    queries = extents["B"] * extents["S_q"] * heads
+    return queries, extents["B"] * extents["S_kv"] * extents["H"]
+
+
+def _gradient_scratch(plan: Plan, extents: Extents) -> int:
+    """Bytes alive while the gradient's kernel runs, beside what it gives.
+
+    Padded copies of q, k, v, out and its gradient; a dense lse; as flash-attention's mha_bwd
+    (csrc/flash_attn/flash_api.cpp) allocates them, dq and delta in float32, and dk and dv of every
+    query head where several share a key head. A sum into other results needs nothing more.
+    """
+    queries, keys = _rows(extents)
+    padded, element = padded_width(plan), plan.itemsize("inputs")
+    wide = plan.itemsize("accumulator")
+    pads = 0
+    if plan.program.extent("D") != padded:
+        pads += (queries + keys) * padded * element
+    if plan.program.extent("D_v") != padded:
+        pads += (2 * queries + keys) * padded * element
+    grouped = 2 * keys * extents["G"] * padded * element if extents["G"] > 1 else 0
+    return pads + queries * (padded + 2) * wide + grouped
 
 
 def merge_bytes(plan: Plan, rows: int) -> int:

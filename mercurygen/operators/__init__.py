@@ -10,7 +10,10 @@ from mercurygen.dsl.source import MAX_CHARACTERS
 from mercurygen.errors import Span, UserError, closest
 from mercurygen.ir.operator import Operator
 
-_SHIPPED = {name: f"{name}.py" for name in ("attention", "attention_backward", "matmul")}
+_SHIPPED = {
+    name: f"{name}.py"
+    for name in ("attention", "attention_backward", "attention_backward_out", "matmul")
+}
 
 
 def shipped() -> tuple[str, ...]:

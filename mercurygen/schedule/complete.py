@@ -16,7 +16,7 @@ from mercurygen.schedule.tile_loops import fault_of_tiles
 
 SETTLED = tuple[Program, None] | tuple[None, Fault]
 OWN_BODY = "body"  # the kernel that is the operator's own lines
-ATEN_OPERATORS = ("attention",)
+ATEN_OPERATORS = ("attention", "attention_backward_out")
 
 
 def complete(program: Program) -> SETTLED:
