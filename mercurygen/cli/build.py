@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mercurygen import operators
 from mercurygen.check.report import ProofError, Report
@@ -17,9 +17,18 @@ from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import apply, start
 from mercurygen.schedule.complete import ATEN_OPERATORS
 from mercurygen.schedule.directives import Directive, OrderTokens, Patch
-from mercurygen.schedule.schedule import Schedule
+from mercurygen.schedule.gradient import gradient, section
+from mercurygen.schedule.schedule import Backward, Schedule
 from mercurygen.schedule.text import show
 from mercurygen.search.space import Point, settle
+
+
+class Lowered(NamedTuple):
+    """A schedule in normal form, and what it is lowered to."""
+
+    schedule: Schedule
+    program: Program
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +40,14 @@ class Proved:
         program: complete.
         plan: what it lowers to.
         report: of the proof.
+        backward: the same of the section `backward`, as a schedule of its operator by itself.
     """
 
     schedule: Schedule
     program: Program
     plan: Plan
     report: Report
+    backward: Proved | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,9 @@ def build(schedule: Schedule, name: str, *, spans: tuple[Span, ...] = ()) -> Bui
 
     proved = prove_schedule(schedule, spans)
     check_formatter()
-    module = emit(proved.schedule, proved.plan, name, operators.load(schedule.operator))
+    backward = proved.backward and proved.backward.plan
+    operator = operators.load(schedule.operator)
+    module = emit(proved.schedule, proved.plan, name, operator, backward)
     _check_syntax(module, name)
     summary = check_call_sites(module, proved.plan)
     return Built(name, proved, summary, show(proved.schedule), module)
@@ -91,18 +104,50 @@ def prove_schedule(schedule: Schedule, spans: tuple[Span, ...] = ()) -> Proved:
     Raises:
         UserError: what refuses the schedule; `proof-failed` (exit code 1) if mercurygen is wrong.
     """
+    forward, backward = plans_of(schedule, spans)
+    return _proved(forward, backward and _proved(backward))
+
+
+def _proved(lowered: Lowered, backward: Proved | None = None) -> Proved:
     from mercurygen.check.prove import prove
 
-    settled, program, plan = plan_of(schedule, spans)
     try:
-        report = prove(plan, settled.links)
+        report = prove(lowered.plan, lowered.schedule.links)
     except ProofError as error:
         raise _bug(f"the {error.check} of rank {error.rank}: {error.message}") from error
-    return Proved(settled, program, plan, report)
+    return Proved(*lowered, report, backward)
+
+
+def plans_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Lowered, Lowered | None]:
+    """The normal form of a schedule, its program and its plan, and those of its gradient.
+
+    Not proved yet. The gradient is None without a section `backward`.
+
+    Raises:
+        UserError: what refuses the schedule.
+    """
+    settled, program, plan = plan_of(replace(schedule, backward=None), spans)
+    if schedule.backward is None:
+        return Lowered(settled, program, plan), None
+    below = spans[len(schedule.directives) :]  # of the section, its first line first
+    whole = replace(settled, backward=schedule.backward)
+    alone = gradient(whole, program, below[0] if below else None)
+    backward = Lowered(*plan_of(alone, _spans_of(alone, schedule.backward, below)))
+    whole = replace(whole, backward=section(whole, program, backward.schedule))
+    return Lowered(whole, program, plan), backward
+
+
+def _spans_of(alone: Schedule, backward: Backward, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Where the directives of a gradient's schedule stand; those of the forward: at `backward`."""
+    if not spans:
+        return ()
+    head, *own = spans
+    places = dict(zip(backward.directives, own, strict=True))
+    return tuple(places.get(directive, head) for directive in alone.directives)
 
 
 def plan_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Schedule, Program, Plan]:
-    """The normal form of a schedule, its program and its plan, not proved yet.
+    """The normal form of a schedule without its section `backward`, its program and its plan.
 
     Raises:
         UserError: what refuses the schedule.

@@ -12,6 +12,7 @@ from mercurygen.designs import patterns
 from mercurygen.errors import UserError, closest, printable, shorten
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem, Sizes
+from mercurygen.schedule.complete import ATEN_OPERATORS
 from mercurygen.schedule.text import OPERATOR
 
 LARGEST_HEADS = 65536  # beyond any model; a help text lists divisors
@@ -111,7 +112,7 @@ def supported(operator: Operator, reference: str) -> None:
     Raises:
         UserError: `operator-not-supported`.
     """
-    ours = operators.load("attention")
+    ours = operators.load(operator.name if operator.name in ATEN_OPERATORS else "attention")
     if replace(operator, name=ours.name, doc=ours.doc, file=ours.file) != ours:
         raise UserError(
             "operator-not-supported",

@@ -60,7 +60,13 @@ _TORCH = (
 )
 
 
-def emit(schedule: Schedule, plan: Plan, name: str, operator: Operator | None = None) -> str:
+def emit(
+    schedule: Schedule,
+    plan: Plan,
+    name: str,
+    operator: Operator | None = None,
+    backward: Plan | None = None,
+) -> str:
     """The module's text.
 
     Args:
@@ -68,6 +74,7 @@ def emit(schedule: Schedule, plan: Plan, name: str, operator: Operator | None = 
         plan: lowered from it.
         name: of the files, without extension.
         operator: whose lines are the body, where no kernel is.
+        backward: of the gradients, if the module is differentiable.
 
     Raises:
         UserError: `pin-not-supported`.

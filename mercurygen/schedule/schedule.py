@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.ir.problem import Problem, Sizes
@@ -25,6 +26,21 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Backward:
+    """The section `backward`: how the gradients of attention are worked out.
+
+    Attributes:
+        directives: in written order, over the tensors of the gradient's operator. Mesh, order and
+            pins are the forward's; so is what splits the iterations, if no line here does.
+        save: what is kept of q, k, v, out and lse until then: "inner", as the body has them,
+            after the border; or "outer", as the caller has them; None: inner if that can be.
+    """
+
+    directives: tuple[Directive, ...]
+    save: Literal["inner", "outer"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """Everything that an emitted module is made from, besides the operator's source.
 
@@ -37,6 +53,7 @@ class Schedule:
         mesh: the dimensions of the group's ranks.
         directives: in written order.
         comments: comment lines at the head of the file, without `# `.
+        backward: of a module that is differentiable.
     """
 
     operator: str
@@ -47,6 +64,7 @@ class Schedule:
     mesh: Mesh
     directives: tuple[Directive, ...]
     comments: tuple[str, ...] = ()
+    backward: Backward | None = None
 
     @property
     def links(self) -> tuple[Link, ...]:

@@ -15,7 +15,9 @@ from mercurygen.errors import Span, UserError, closest, printable, shorten
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Link, Mesh, check_name
 from mercurygen.ir.problem import ATTENTION, DTYPES, MASKS, SIZES, Problem, Sizes
+from mercurygen.schedule.backward_text import BACKWARD, SAVED, parse_backward
 from mercurygen.schedule.directive_text import parse_directive
+from mercurygen.schedule.directives import listed
 from mercurygen.schedule.schedule import Schedule, Target
 
 LARGEST_FILE = 256 * 1024
@@ -29,7 +31,12 @@ OPERATOR = re.compile(r"[A-Za-z0-9_./-]+(\.py::[A-Za-z_]\w*)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed schedule, and where each directive stands."""
+    """A parsed schedule, and where each directive stands.
+
+    Attributes:
+        schedule: what it says.
+        spans: of the directives; then of the line `backward` and the directives below it.
+    """
 
     schedule: Schedule
     spans: tuple[Span, ...]
@@ -42,8 +49,18 @@ def show(schedule: Schedule) -> str:
     """The schedule as a `.sched` file."""
     lines = [f"# {comment}".rstrip() for comment in schedule.comments]
     lines += header_lines(schedule)
-    lines += [str(directive) for directive in schedule.directives]
+    lines += body_lines(schedule)
     return "\n".join(lines) + "\n"
+
+
+def body_lines(schedule: Schedule) -> list[str]:
+    """The directives, and those of the section `backward`."""
+    lines = [str(directive) for directive in schedule.directives]
+    if schedule.backward is not None:
+        lines += [BACKWARD, *(str(directive) for directive in schedule.backward.directives)]
+        if schedule.backward.save is not None:
+            lines.append(f"save {listed(SAVED)}: {schedule.backward.save}")
+    return lines
 
 
 def header_lines(schedule: Schedule) -> list[str]:
@@ -125,12 +142,12 @@ def parse(text: str, file: str = "<schedule>") -> Source:
         if code.strip():
             bodies.append(Line(file, line.number, code.rstrip()))
     header = _parse_header(bodies, file)
-    directives, spans = [], []
-    for line in bodies[len(HEADER) :]:
-        directives.append(parse_directive(line))
-        spans.append(line.span())
-    schedule = Schedule(*header, tuple(directives), tuple(comments))
-    return Source(schedule, tuple(spans))
+    rest = bodies[len(HEADER) :]
+    at = next((i for i, line in enumerate(rest) if line.ahead(BACKWARD)), len(rest))
+    backward, more = parse_backward(rest[at:], header[0]) if rest[at:] else (None, ())
+    directives = tuple(map(parse_directive, rest[:at]))
+    spans = (*(line.span() for line in rest[:at]), *more)
+    return Source(Schedule(*header, directives, tuple(comments), backward), spans)
 
 
 def _check_text(text: str, file: str) -> None:

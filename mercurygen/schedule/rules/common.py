@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mercurygen.errors import Refusal, closest
 from mercurygen.ir.program import Program
+from mercurygen.schedule.directives import Along, Shard, Shift
 
 
 def unknown_dim(program: Program, dims: tuple[str, ...]) -> Refusal | None:
@@ -68,6 +71,23 @@ def not_one_story(program: Program, tensors: tuple[str, ...], word: str) -> Refu
     return None
 
 
+def by_role(program: Program, d: Shift | Shard) -> tuple[Shift | Shard, ...]:
+    """A line of inputs and outputs as two: results follow the tiles that they are of.
+
+    Only results cross links in another dtype, and only inputs are fetched ahead or both ways.
+    """
+    known = {tensor.name: tensor.role for tensor in program.tensors}
+    outputs = tuple(name for name in d.tensors if known.get(name) == "output")
+    if not outputs or len(outputs) == len(d.tensors):
+        return (d,)
+    inputs = tuple(name for name in d.tensors if name not in outputs)
+    theirs = replace(d, tensors=outputs)
+    if isinstance(d, Shift):
+        along = tuple(Along(a.dim, tuple(o for o in a.options if o == "direct")) for a in d.along)
+        theirs = replace(theirs, along=along)
+    return replace(d, tensors=inputs, dtype=None), theirs
+
+
 def mixed_roles(program: Program, tensors: tuple[str, ...], word: str) -> Refusal | None:
     """Inputs and outputs in one line: they move in different ways."""
     outputs = [name for name in tensors if program.tensor(name).role == "output"]
@@ -128,7 +148,6 @@ def not_brought(
         unknown_tensor(program, tensors)
         or unknown_axis(program, axis)
         or unknown_dim(program, dims)
-        or mixed_roles(program, tensors, word)
         or not_one_story(program, tensors, word)
         or fault_of_dtype(program, tensors, dtype)
     )

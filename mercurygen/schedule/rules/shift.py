@@ -12,7 +12,7 @@ from __future__ import annotations
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program, Stage
 from mercurygen.schedule.directives import Along, Shift
-from mercurygen.schedule.rules.common import in_order, not_brought
+from mercurygen.schedule.rules.common import by_role, in_order, not_brought
 
 MOST_AHEAD = 8  # tiles that a prefetch may hold: more never hides more
 CLASHES = (("both", "reverse"), ("both", "direct"), ("both", "skewed"), ("direct", "skewed"))
@@ -20,6 +20,10 @@ CLASHES = (("both", "reverse"), ("both", "direct"), ("both", "skewed"), ("direct
 
 def refuse(program: Program, d: Shift) -> Refusal | None:
     """See `not_brought`; and options that do not go together."""
+    return next(filter(None, (_refuse(program, one) for one in by_role(program, d))), None)
+
+
+def _refuse(program: Program, d: Shift) -> Refusal | None:
     found = not_brought(program, d.tensors, d.axis, d.dims, "shift", d.dtype)
     if found:
         return found
@@ -83,6 +87,9 @@ def _options(along: Along, is_output: bool) -> Refusal | None:
 
 def rewrite(program: Program, d: Shift) -> Program:
     """The program with one more walk per dimension, inside the stages before it."""
-    names = in_order(program, d.tensors)
-    stages = (Stage(names, "walk", d.axis, a.dim, a.options, d.dtype) for a in d.along)
+    stages = tuple(
+        Stage(in_order(program, one.tensors), "walk", one.axis, a.dim, a.options, one.dtype)
+        for one in by_role(program, d)
+        for a in one.along
+    )
     return program.changed(stages=(*program.stages, *stages))
