@@ -49,6 +49,11 @@ class Proved:
     report: Report
     backward: Proved | None = None
 
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Of the forward, and of the backward if there is one."""
+        return (self.plan,) if self.backward is None else (self.plan, self.backward.plan)
+
 
 @dataclass(frozen=True, slots=True)
 class Built:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
-from mercurygen.check.report import Report
 from mercurygen.cli import words
-from mercurygen.cli.build import Built
+from mercurygen.cli.build import Built, Proved
 from mercurygen.cli.files import Written, shown
 from mercurygen.cost.report import Cost
 from mercurygen.cost.topology import Topology
@@ -28,8 +27,8 @@ def found(result: Result, built: Built, written: Sequence[Written]) -> str:
         *head(built),
         *field("chosen", [f"{label(best)}, the best of {result.counts.legal}"]),
         *field("", _directives(built)),
-        *_cost(best.cost, result.topology, result.memory_limit),
-        *field("proof", [*wrap(words.proof(built.proved.report), WIDTH - _COLUMN), _text(built)]),
+        *_cost(best.cost, result.topology, result.memory_limit, _calls(built)),
+        *_proof(built),
         "",
         *_others(result),
         *field("why", wrap(why(result), WIDTH - _COLUMN)),
@@ -51,14 +50,25 @@ def given(built: Built, priced: tuple[Cost, Topology] | None, written: Sequence[
     lines = [*head(built), *field("schedule", _directives(built))]
     if priced is not None:
         cost, topology = priced
-        lines += _cost(cost, topology, topology.gpu.memory_bytes)
+        lines += _cost(cost, topology, topology.gpu.memory_bytes, _calls(built))
     else:
         lines += field("memory", [f"{words.mib(built.proved.report.peak.most)} a GPU at the peak"])
         lines += field("time", [f"not priced: {_unpriced(built)}"])
-    lines += field(
-        "proof", [*wrap(words.proof(built.proved.report), WIDTH - _COLUMN), _text(built)]
-    )
+    lines += _proof(built)
     return "\n".join([*lines, "", *foot(built, written)])
+
+
+def _calls(built: Built) -> str:
+    return "a call" if built.proved.backward is None else "forward and backward"
+
+
+def _proof(built: Built) -> list[str]:
+    """What was proved of both passes, and compared with the text."""
+    proved = built.proved
+    lines = wrap(words.proof(proved.report), WIDTH - _COLUMN)
+    if proved.backward is not None:
+        lines += wrap(f"backward: {words.proof(proved.backward.report)}", WIDTH - _COLUMN)
+    return field("proof", [*lines, _text(built)])
 
 
 def _unpriced(built: Built) -> str:
@@ -123,7 +133,7 @@ def _text(built: Built) -> str:
     return f"text parsed again: {words.call_sites(built.summary)}"
 
 
-def _cost(cost: Cost, topology: Topology, limit: int) -> list[str]:
+def _cost(cost: Cost, topology: Topology, limit: int, calls: str = "a call") -> list[str]:
     t = cost.times
     even = round(cost.imbalance, 3) == 1
     work = (
@@ -132,7 +142,7 @@ def _cost(cost: Cost, topology: Topology, limit: int) -> list[str]:
         else (f"the busiest rank has {cost.imbalance:.3g} times the mean work")
     )
     time = [
-        f"{words.ms(t.total)} ms a call by the model: compute {words.ms(t.compute)}, "
+        f"{words.ms(t.total)} ms {calls} by the model: compute {words.ms(t.compute)}, "
         f"copies and merges {words.ms(t.copies)}, launches {words.ms(t.launch)}, "
         f"waiting {words.ms(t.exposed)}",
         f"links busy {words.ms(t.transfers)} ms, hidden or not; {work}; not yet measured",
@@ -187,20 +197,21 @@ def _other(candidate: Candidate) -> str:
     return f"{label(candidate)}: {figures}"
 
 
-def agree(report: Report, cost: Cost) -> None:
-    """Hold the price to the proof: the same bytes at the peak and on every link.
+def agree(proved: Proved, cost: Cost) -> None:
+    """Hold the price to the proof: the same bytes at the peak and on every link, in both passes.
 
     Raises:
         InternalError: they differ.
     """
-    if report.peak.most != cost.peak_memory:
-        raise InternalError(
-            f"peak memory: proved {report.peak.most}, priced {cost.peak_memory} bytes"
-        )
+    reports = [each.report for each in (proved, proved.backward) if each is not None]
+    peak = max(report.peak.most for report in reports)
+    if peak != cost.peak_memory:
+        raise InternalError(f"peak memory: proved {peak}, priced {cost.peak_memory} bytes")
     for link in cost.links:
-        proved = report.traffic.crossing[link.name]
-        if proved.most != link.most or abs(proved.mean - link.mean) > 0.5:
+        crossing = [report.traffic.crossing[link.name] for report in reports]
+        most, mean = sum(x.most for x in crossing), sum(x.mean for x in crossing)
+        if most != link.most or abs(mean - link.mean) > 0.5:
             raise InternalError(
-                f"{link.name}: proved {proved.mean} and {proved.most} bytes, "
+                f"{link.name}: proved {mean} and {most} bytes, "
                 f"priced {link.mean} and {link.most}"
             )

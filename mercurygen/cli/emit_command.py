@@ -100,7 +100,7 @@ def _emit_search(
     comments = (names.command(wanted, name), *choice.because(result))
     best = replace(result.best.schedule, comments=comments)
     built = build(best, name)
-    choice.agree(built.proved.report, result.best.cost)
+    choice.agree(built.proved, result.best.cost)
     written = write_pair(Path(output or FOLDER), built.texts, force=force)
     click.echo(choice.found(result, built, written))
 
@@ -116,9 +116,9 @@ def _emit_file(path: Path, name: str | None, output: str | None, force: bool) ->
     loaded = load(path)
     name = name or names.check_name(loaded.name)
     built = build(loaded.schedule, name, spans=loaded.spans)
-    priced = price(built.proved.schedule, built.proved.plan)
+    priced = price(built.proved.schedule, *built.proved.plans)
     if priced is not None:
-        choice.agree(built.proved.report, priced[0])
+        choice.agree(built.proved, priced[0])
     folder = Path(output) if output else _folder_of(path, name)
     written = write_pair(folder, built.texts, force=force, source=path)
     click.echo(choice.given(built, priced, written))
@@ -134,10 +134,18 @@ def _folder_of(path: Path, name: str) -> Path:
     return Path(FOLDER)
 
 
-def price(schedule: Schedule, plan: Plan) -> tuple[Cost, Topology] | None:
-    """What a schedule costs on its topology, if that is shipped and still the same."""
+def price(schedule: Schedule, *plans: Plan) -> tuple[Cost, Topology] | None:
+    """What a schedule costs on its topology, if that is shipped and still the same.
+
+    Args:
+        schedule: with its header.
+        plans: of the forward, and of the backward if there is one.
+    """
+    from functools import reduce
+
     from mercurygen.cost import topology as topologies
     from mercurygen.cost.links import Network
+    from mercurygen.cost.report import together
     from mercurygen.cost.simulate import simulate
     from mercurygen.ir.problem import Sizes
 
@@ -149,7 +157,8 @@ def price(schedule: Schedule, plan: Plan) -> tuple[Cost, Topology] | None:
     topology = topologies.load(target.name)
     if topology.digest != target.digest or topology_levels(topology) != levels(schedule):
         return None
-    return simulate(plan, Network(topology, schedule.group, schedule.tp)), topology
+    network = Network(topology, schedule.group, schedule.tp)
+    return reduce(together, (simulate(plan, network) for plan in plans)), topology
 
 
 def topology_levels(topology: Topology) -> list[tuple[str, int]]:

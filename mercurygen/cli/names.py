@@ -97,6 +97,8 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
     if request.order is not None:
         part = "any_order" if request.order == "any" else request.order
         found.append(("--order", request.order, part))
+    if request.passes != "fwd":
+        found.append(("--pass", request.passes, request.passes))
     if request.objective != "time":
         found.append(("--objective", request.objective, f"least_{request.objective}"))
     if request.whole:

@@ -83,6 +83,7 @@ _OPTIONS = (
     click.option("--dtype", metavar="T", help="bfloat16 (default), float16, float32 or float64."),
     click.option("--causal/--full", default=None, help="The mask.  [default: causal]"),
     click.option("--order", metavar="O", help="Of tokens: zigzag, contiguous or any."),
+    click.option("--pass", "passes", metavar="P", help="fwd (default), or train: backward too."),
     click.option("--objective", metavar="O", help="time (default) or memory."),
     click.option(
         "--whole-space",
@@ -97,7 +98,7 @@ _OPTIONS = (
 )
 NAMES = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal"),
-    *("order", "objective", "whole", "memory_limit", "group", "tp"),
+    *("order", "passes", "objective", "whole", "memory_limit", "group", "tp"),
 )
 
 

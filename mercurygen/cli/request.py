@@ -32,6 +32,7 @@ class Request:
         tp: tensor-parallel ranks.
         design: a named design, or None.
         order: of tokens, or None for the mask's usual one.
+        passes: "fwd", or "train": with a backward.
         objective: "time" or "memory".
         memory_limit: bytes, or None for all of a GPU's.
         whole: whether to search all of the space.
@@ -45,6 +46,7 @@ class Request:
     tp: int = 1
     design: str | None = None
     order: str | None = None
+    passes: str = "fwd"
     objective: str = "time"
     memory_limit: int | None = None
     whole: bool = False
@@ -202,6 +204,7 @@ def run(request: Request, progress=None):
         memory_limit=request.memory_limit,
         objective=request.objective,
         whole=request.whole,
+        passes=request.passes,
         emits=refuse,
         progress=progress,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mercurygen.check.report import Report
@@ -10,7 +11,7 @@ from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.directives import OrderTokens, Parallelize, Patch, Pin, Reshard
 from mercurygen.schedule.schedule import Schedule
-from mercurygen.schedule.text import show_problem
+from mercurygen.schedule.text import body_lines, show_problem
 
 if TYPE_CHECKING:
     from mercurygen.emit.callsites import Summary
@@ -73,7 +74,11 @@ def communication(schedule: Schedule) -> list[str]:
     frame = (OrderTokens, Pin, Patch)
     core = [d for d in schedule.directives if not isinstance(d, frame)]
     core.sort(key=lambda d: 0 if isinstance(d, Parallelize) else 2 - isinstance(d, Reshard))
-    return [str(directive) for directive in core]
+    lines = [str(directive) for directive in core]
+    if schedule.backward is not None:
+        below = body_lines(replace(schedule, directives=()))
+        lines += [below[0], *(f"  {line}" for line in below[1:])]
+    return lines
 
 
 def proof(report: Report) -> str:

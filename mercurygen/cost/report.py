@@ -69,3 +69,24 @@ class Cost:
     def time(self) -> float:
         """Seconds until the last rank is done."""
         return self.times.total
+
+
+def together(first: Cost, second: Cost) -> Cost:
+    """What two calls on the same mesh cost, one after the other."""
+    a, b = first.times, second.times
+    times = Times(*(getattr(a, part) + getattr(b, part) for part in Times.__slots__))
+    compute = a.compute + b.compute
+    weighed = first.imbalance * a.compute + second.imbalance * b.compute
+    return Cost(
+        times,
+        tuple(map(_added, first.links, second.links)),
+        tuple(map(_added, first.dims, second.dims)),
+        first.operations + second.operations,
+        max(first.peak_memory, second.peak_memory),
+        weighed / compute if compute else max(first.imbalance, second.imbalance),
+    )
+
+
+def _added(a: Traffic, b: Traffic) -> Traffic:
+    """Of one level or dimension; the rank that sends most may be another: no less than that."""
+    return Traffic(a.name, a.mean + b.mean, a.most + b.most, a.port + b.port)

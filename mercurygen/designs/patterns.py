@@ -10,6 +10,7 @@ from mercurygen.designs.meshes import meshes
 from mercurygen.errors import InternalError, UserError, closest, shorten
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Link, Mesh
+from mercurygen.schedule.backward_text import BACKWARD
 from mercurygen.schedule.directive_text import parse_directive
 from mercurygen.schedule.directives import (
     Along,
@@ -39,6 +40,7 @@ class Pattern:
         directives: over the roles.
         tile: an axis that is looped over, in any number of parts, or None.
         order: the token order that is part of the design, or None.
+        backward: over the roles, what moves for the gradients.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Pattern:
     directives: tuple[Directive, ...]
     tile: str | None = None
     order: str | None = None
+    backward: tuple[Directive, ...] = ()
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -59,6 +62,11 @@ class Pattern:
         """
         dim = dict(zip(self.roles, mesh.names, strict=True))
         return tuple(_renamed(directive, dim) for directive in self.directives)
+
+    def backward_on(self, mesh: Mesh) -> tuple[Directive, ...]:
+        """What moves for the gradients on a mesh with as many dimensions as there are roles."""
+        dim = dict(zip(self.roles, mesh.names, strict=True))
+        return tuple(_renamed(directive, dim) for directive in self.backward)
 
 
 @cache
@@ -139,11 +147,12 @@ def _by_core(mesh: Mesh) -> dict[Core, tuple[Pattern, ...]]:
 
 def _pattern(lines: list[str]) -> Pattern:
     head, roles, *body = lines
+    at = body.index(BACKWARD)
+    body, below = body[:at], body[at + 1 :]
     if not head.startswith("design ") or not roles.startswith("roles "):
         raise InternalError(f"designs.txt: {head!r}, {roles!r}")
     loops = [line for line in body if line.endswith(ANY_PARTS)]
-    lines = [Line("designs.txt", 0, line) for line in body if line not in loops]
-    directives = tuple(map(parse_directive, lines))
+    directives = _directives([line for line in body if line not in loops])
     orders = [d.kind for d in directives if isinstance(d, OrderTokens)]
     return Pattern(
         head.removeprefix("design ").strip(),
@@ -151,7 +160,12 @@ def _pattern(lines: list[str]) -> Pattern:
         tuple(d for d in directives if not isinstance(d, OrderTokens)),
         loops[0].removeprefix("tile ").removesuffix(ANY_PARTS) if loops else None,
         orders[0] if orders else None,
+        _directives(below),
     )
+
+
+def _directives(lines: list[str]) -> tuple[Directive, ...]:
+    return tuple(parse_directive(Line("designs.txt", 0, line)) for line in lines)
 
 
 def _renamed(directive: Directive, dim: dict[str, str]) -> Directive:

@@ -26,6 +26,7 @@ class Candidate:
         number: its place in the space.
         closed: its cost in lock step.
         simulated: its cost by the event simulation, if it was among the best.
+        gradient: the plan of the backward, if both were searched: the costs are then of both.
     """
 
     schedule: Schedule
@@ -34,6 +35,7 @@ class Candidate:
     number: int
     closed: Cost
     simulated: Cost | None = None
+    gradient: Plan | None = None
 
     @property
     def cost(self) -> Cost:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from mercurygen import operators
 from mercurygen.cost import closed
 from mercurygen.cost.links import Network
+from mercurygen.cost.report import together
 from mercurygen.cost.simulate import simulate
 from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
@@ -22,6 +23,7 @@ from mercurygen.lower.lower import lower_aligned
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.search.asked import Asked
+from mercurygen.search.gradients import Gradients
 from mercurygen.search.place import links, place, target
 from mercurygen.search.result import OBJECTIVES, Candidate, Counts, Named, Result, pareto
 from mercurygen.search.space import Point, is_variant, plain, settle, usual_axes
@@ -32,6 +34,7 @@ Emits = Callable[[Plan], Refusal | None]  # why no module is emitted for a plan 
 FINALISTS = 50
 VARIED = 8  # plain schedules whose variants are priced too
 KEPT = 2000  # candidates, before all but those that can still win are dropped
+PASSES = ("fwd", "train")
 ORDERS = (*layout.ORDERS, "any")
 # Of several refusals of one design, the one that came furthest says most.
 _FURTHEST = ("over-memory-limit", "mask-too-fragmented", "heads-not-divisible")
@@ -49,6 +52,7 @@ def search(
     memory_limit: int | None = None,
     objective: str = "time",
     whole: bool = False,
+    passes: str = "fwd",
     emits: Emits | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -65,6 +69,7 @@ def search(
         memory_limit: bytes of a GPU; None: all of its memory.
         objective: "time" or "memory".
         whole: search all of the space: the columns and the batch split too.
+        passes: "fwd", or "train": forward and backward, each with a schedule of its own.
         emits: refuses plans that have no module yet: they are counted, and not chosen.
         progress: called now and then with what is done, how many are, of how many.
 
@@ -72,7 +77,7 @@ def search(
         UserError: a wrong argument; `space-too-large`; the reason that refuses every schedule, if
             it is one; or `nothing-fits` (exit code 1).
     """
-    _check(objective, order, design)
+    _check(objective, order, design, passes)
     group = place(topology, group, tp)
     limit = topology.gpu.memory_bytes if memory_limit is None else memory_limit
     spanned = links(topology, group)
@@ -81,7 +86,9 @@ def search(
     local, loaded = problem.split_heads(tp), operators.load(operator)
     axes = None if whole else usual_axes(loaded, local, spanned)
     asked = Asked(loaded, local, spanned, order, design, axes)
-    tried = _try(asked, _Tried(header, network, limit, objective, emits), progress)
+    gradients = Gradients(network, limit, objective, emits) if passes == "train" else None
+    tried = _Tried(header, network, limit, objective, emits, gradients)
+    tried = _try(asked, tried, progress)
     ranked = _decide(tried.finalists(), network, objective, progress)
     return Result(
         problem=problem,
@@ -108,6 +115,7 @@ class _Tried:
         limit: bytes of a GPU.
         objective: what the candidates are compared by.
         emits: refuses plans that have no module yet.
+        gradients: finds every forward's backward; None: of the forward alone.
         kept: candidates that may win, priced by the closed form.
         unemitted: the best candidate without a module, or None.
         legal: how many schedules are legal.
@@ -125,6 +133,7 @@ class _Tried:
     limit: int
     objective: str = "time"
     emits: Emits | None = None
+    gradients: Gradients | None = None
     kept: list[Candidate] = field(default_factory=list)
     unemitted: Candidate | None = None
     legal: int = 0
@@ -146,13 +155,27 @@ class _Tried:
         if isinstance(plan, Refusal):
             return self.refuse(point, plan)
         cost = closed.cost(plan, self.network)
-        if cost.peak_memory > self.limit:
-            self.least = min(cost.peak_memory, self.least or cost.peak_memory)
-            self.over.append((cost.peak_memory, number, point.mesh, plain(point.directives)))
-            return self.refuse(point, _over(cost.peak_memory, self.limit))
-        self.legal += 1
         schedule = replace(self.header, mesh=point.mesh, directives=directives)
-        self.keep(Candidate(schedule, plan, point.design, number, cost))
+        forward = Candidate(schedule, plan, point.design, number, cost)
+        if self.gradients is None or cost.peak_memory > self.limit:
+            return self.weigh(point, forward)
+        for found, design in self.gradients.of(schedule, program, point.design):
+            if isinstance(found, Refusal):
+                self.refuse(point, found)
+                continue
+            both = replace(schedule, backward=found.backward)
+            cost = together(forward.closed, found.closed)
+            self.weigh(point, Candidate(both, plan, design, number, cost, gradient=found.plan))
+
+    def weigh(self, point: Point, candidate: Candidate) -> None:
+        """Keep what fits into memory."""
+        need = candidate.cost.peak_memory
+        if need > self.limit:
+            self.least = min(need, self.least or need)
+            self.over.append((need, candidate.number, point.mesh, plain(point.directives)))
+            return self.refuse(point, _over(need, self.limit))
+        self.legal += 1
+        self.keep(candidate)
 
     def refuse(self, point: Point, refusal: Refusal) -> None:
         """Count a refusal."""
@@ -199,7 +222,7 @@ class _Tried:
         """The best candidate without a module, simulated, if it beats the best with one."""
         if self.unemitted is None:
             return None
-        other = replace(self.unemitted, simulated=simulate(self.unemitted.plan, self.network))
+        other = simulated(self.unemitted, self.network)
         return other if other.key(self.objective) < best.key(self.objective) else None
 
     def counts(self) -> Counts:
@@ -237,11 +260,13 @@ def _try(asked: Asked, tried: _Tried, progress: Progress | None) -> _Tried:
     return tried
 
 
-def _check(objective: str, order: str | None, design: str | None) -> None:
+def _check(objective: str, order: str | None, design: str | None, passes: str) -> None:
     if objective not in OBJECTIVES:
         raise UserError(
             "unknown-objective", f"no objective {objective!r}", help=closest(objective, OBJECTIVES)
         )
+    if passes not in PASSES:
+        raise UserError("unknown-pass", f"no pass {passes!r}", help=closest(passes, PASSES))
     if order is not None and order not in ORDERS:
         raise UserError("unknown-order", f"no order {order!r}", help=closest(order, ORDERS))
     if design is not None:
@@ -268,9 +293,17 @@ def _decide(
     """The finalists, simulated; best first."""
     decided = []
     for done, candidate in enumerate(finalists, 1):
-        decided.append(replace(candidate, simulated=simulate(candidate.plan, network)))
+        decided.append(simulated(candidate, network))
         _tell(progress, "schedules simulated", done, len(finalists))
     return tuple(sorted(decided, key=lambda c: c.key(objective)))
+
+
+def simulated(candidate: Candidate, network: Network) -> Candidate:
+    """With its cost by the event simulation, of forward and backward if it has both."""
+    cost = simulate(candidate.plan, network)
+    if candidate.gradient is not None:
+        cost = together(cost, simulate(candidate.gradient, network))
+    return replace(candidate, simulated=cost)
 
 
 def _tell(progress: Progress | None, what: str, done: int, total: int) -> None:
