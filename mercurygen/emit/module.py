@@ -8,7 +8,9 @@ from math import lcm, prod
 
 from mercurygen.emit import (
     border,
+    differentiable,
     entry,
+    gradients,
     header,
     held,
     levels,
@@ -21,6 +23,7 @@ from mercurygen.emit import (
     tiles,
     walk,
 )
+from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.needed import need_form, uneven
 from mercurygen.emit.templates import render
@@ -52,6 +55,7 @@ _TORCH = (
     ("dist", "import torch.distributed as dist"),
     ("F", "import torch.nn.functional as F"),
     ("Tensor", "from torch import Tensor"),
+    ("once_differentiable", "from torch.autograd.function import once_differentiable"),
     ("DeviceMesh", "from torch.distributed import DeviceMesh"),
     ("P2POp", "from torch.distributed import P2POp"),
     ("Placement", "from torch.distributed.tensor import Placement"),
@@ -79,12 +83,15 @@ def emit(
     Raises:
         UserError: `pin-not-supported`.
     """
-    refusal = refuse(plan, operator)
+    refusal = refuse(plan, operator, backward)
     if refusal is not None:
         raise refusal.error()
     if plan.program.kernel == OWN_BODY and operator is not None:
         return _signed(_long(_format(operator_module.text(schedule, plan, operator))), name)
-    code = "\n\n\n".join([_constants(plan), entry.function(plan), *_sections(plan)])
+    both = None
+    if backward is not None and schedule.backward is not None:
+        both = Both(plan, backward, schedule.backward.save or "inner")
+    code = "\n\n\n".join([_constants(plan), entry.function(plan, both), *_sections(plan, both)])
     doc = f'"""{header.docstring(schedule, plan)}"""'
     text = "\n\n".join([doc, _imports(code), code]) + "\n"
     return _signed(_format(text), name)
@@ -111,7 +118,9 @@ def _signed(body: str, name: str) -> str:
     )
 
 
-def refuse(plan: Plan, operator: Operator | None = None) -> Refusal | None:
+def refuse(
+    plan: Plan, operator: Operator | None = None, backward: Plan | None = None
+) -> Refusal | None:
     """Refuse what modules cannot say yet: other pins, and plans that are not emitted."""
     program = plan.program
     if program.kernel == OWN_BODY and operator is not None:
@@ -128,7 +137,12 @@ def refuse(plan: Plan, operator: Operator | None = None) -> Refusal | None:
                     f"write `pin {names}: S over {dims}`, or leave the pins out",
                 )
                 return Refusal("pin-not-supported", lambda explain=explain: explain)
-    return _refused(_not_emitted(plan))
+    return _refused(_not_emitted(plan) or (backward and _backward_not_emitted(backward)))
+
+
+def _backward_not_emitted(plan: Plan) -> str | None:
+    """What of a plan of gradients has no text yet."""
+    return gradients.not_emitted(plan) or _border_not_emitted(plan)
 
 
 def _refused(what: str | None) -> Refusal | None:
@@ -156,6 +170,11 @@ def _not_emitted(plan: Plan) -> str | None:
         return what
     if not levels.partial(plan) and (need_form(plan) is None or uneven(plan)):
         return "a direct shift outside of one along an outer dimension"
+    return _border_not_emitted(plan)
+
+
+def _border_not_emitted(plan: Plan) -> str | None:
+    """Which reshards have no text yet."""
     border_steps = (*plan.before, *plan.after)
     if not all(isinstance(step, Swap) for step in border_steps):
         return "a reshard of what is replicated"
@@ -229,7 +248,7 @@ def _heading(text: str) -> str:
     return f"# --- {text} ".ljust(LINE_LENGTH - 5, "-")
 
 
-def _sections(plan: Plan) -> list[str]:
+def _sections(plan: Plan, both: Both | None) -> list[str]:
     """Everything after the public function, each group under a heading of its own."""
     sections: list[tuple[str, list[str]]] = []
     mesh, order = plan.program.mesh, plan.program.order
@@ -271,8 +290,18 @@ def _sections(plan: Plan) -> list[str]:
     block = [render("block")]
     if plan.nest.begin != "only" or levels.merged(plan):
         block.append(render("merge", blind_rows=levels.blind_rows(plan)))
+    function = []
+    if both:
+        texts = [text for _, each in sections for text in each]
+        code, more = differentiable.beside(
+            differentiable.function(both), texts, differentiable.functions(both.backward)
+        )
+        function = [code]
+        if more:
+            sections.append((gradients.heading(both.backward), more))
+        block += differentiable.kernel(both.backward)
     sections.append(("one block on one GPU", block))
-    checks = [entry.check(plan)]
+    checks = [entry.check(plan, both)]
     if mesh.dims:
         names = tuple(tensor.name for tensor in plan.program.inputs)
         whole = tuple(name for name in names if held.whole(plan.program, name))
@@ -285,7 +314,8 @@ def _sections(plan: Plan) -> list[str]:
         checks.append(render("check_inputs", **values))
     sections.append(("checks", checks))
     sections.append(_self_check(plan))
-    return [f"{_heading(title)}\n\n\n" + "\n\n\n".join(texts) for title, texts in sections]
+    texts = [f"{_heading(title)}\n\n\n" + "\n\n\n".join(texts) for title, texts in sections]
+    return [*function, *texts]
 
 
 def _nest_heading(plan: Plan) -> str:
