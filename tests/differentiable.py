@@ -7,14 +7,13 @@ RANKS.add("ring", check_gradients, made.late, problem, torch.float64)
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numeric_cases
 import reference
 import torch
-import torch.distributed as dist
 from emitted import problem_of
-from numeric_cases import Problem, held_tokens, place, setup
+from numeric_cases import Problem, held_tokens, setup
 from torch import Tensor
 
 from mercurygen import operators

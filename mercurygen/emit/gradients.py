@@ -253,7 +253,10 @@ def _body(names: Gradients, index: int) -> list[str]:
     plan, every = names.plan, _every(names)
     if plan.nest.begin == "only":
         causal = plan.program.mask == "causal"
-        return [f"    {every} = _block_backward({', '.join(GIVEN)}, scale, {causal=})"]
+        share = f"_block_backward({', '.join(GIVEN)}, scale, {causal=})"
+        if plan.nest.reduces:  # they are added up in float32
+            return [f"    {every} = (x.to(lse.dtype) for x in {share})"]
+        return [f"    {every} = {share}"]
     lines = [f"    {line}" for line in _made(names.moving if index else names.every)]
     end = [f"    return {', '.join(names.moving)}"] if index else []
     if index and len(names.moving) == 1:
@@ -312,10 +315,9 @@ def _reduced(names: Gradients) -> list[str]:
         if not steps or steps[-1][0] != key:
             steps.append((key, []))
         steps[-1][1].extend(reduce.tensors)
-    x = "x.to(lse.dtype)" if plan.nest.begin == "only" else "x"  # as the kernel leaves them
     for (dim, axis, join), tensors in steps:
         group = variable(dim) + (_runs(plan, join) if axis else "")
-        call = f"{'_sum_of_part' if axis else '_sum_over'}({x}, {group})"
+        call = f"{'_sum_of_part' if axis else '_sum_over'}(x, {group})"
         targets = ", ".join(tensors)
         if len(tensors) == 1:
             lines.append(f"    {targets} = {call.replace('(x', f'({targets}', 1)}")
