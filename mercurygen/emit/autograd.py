@@ -10,8 +10,9 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from mercurygen.emit.handles import Group
 from mercurygen.emit.python_expressions import Complaint, Host, Keeper
-from mercurygen.emit.values import Group, Tensor
+from mercurygen.emit.values import Tensor
 
 BASE = "torch.autograd.Function"
 ONCE = "torch.autograd.function.once_differentiable"

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mercurygen.emit.autograd import Context, Function
+from mercurygen.emit.kept import is_outer
 from mercurygen.emit.playback import Playback
-from mercurygen.emit.playback_backward import BackwardPlayback, check_saved, is_outer
+from mercurygen.emit.playback_backward import BackwardPlayback, check_saved
 from mercurygen.emit.python_bounds import LARGEST_NUMBER, MOST_STEPS, STEPS_AN_EVENT
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.python_subset import Interpreter, Module, TextMismatch

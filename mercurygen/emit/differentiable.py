@@ -6,15 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from mercurygen.emit import border, gradients, held, nest, tiles
-from mercurygen.emit.gradients import VARIABLES
+from mercurygen.emit import border, gradients, held, kept, nest, tiles
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.templates import render
-from mercurygen.emit.words import variable
+from mercurygen.emit.words import called, variable
 from mercurygen.lower.plan import Plan, Swap
 
 NAME = "_Attention"
-SAVED = "q, k, v, out, lse"
+SAVED = ", ".join(kept.SAVED)
 
 
 @dataclass(frozen=True)
@@ -24,12 +23,15 @@ class Both:
     Attributes:
         plan: of the forward.
         backward: of the gradients.
-        save: what is kept for it: as the body has it, or as the caller does.
     """
 
     plan: Plan
     backward: Plan
-    save: Literal["inner", "outer"]
+
+    @property
+    def save(self) -> Literal["inner", "outer"]:
+        """What is kept for the backward: as the body has it, or as the caller does."""
+        return "outer" if kept.is_outer(self.plan, self.backward) else "inner"
 
     @property
     def asks(self) -> bool:
@@ -104,11 +106,14 @@ def _forward(both: Both) -> list[str]:
             lines = ["given = q, k, v", *lines]
             save = "ctx.save_for_backward(*given, out, lse)"
         lines += [*([] if part_counts(plan) else out), *lse, save]
-    keep, names = "ctx.scale", "scale"
+    attributes, names = "ctx.scale", "scale"
     if groups := _used(both):
         grouped = f"({', '.join(groups)})" if len(groups) > 1 else groups[0]
-        keep, names = f"ctx.group{'s' if len(groups) > 1 else ''}, {keep}", f"{grouped}, scale"
-    lines += [f"{keep} = {names}", "ctx.mark_non_differentiable(lse)", "return out, lse"]
+        attributes, names = (
+            f"ctx.group{'s' if len(groups) > 1 else ''}, {attributes}",
+            f"{grouped}, scale",
+        )
+    lines += [f"{attributes} = {names}", "ctx.mark_non_differentiable(lse)", "return out, lse"]
     return lines
 
 
@@ -151,7 +156,7 @@ def _into_part(both: Both, swap: Swap) -> list[str]:
     run: list[str] = []
     for name in (*swap.tensors, None):
         if name not in (None, "lse"):
-            run.append(VARIABLES.get(name, name))
+            run.append(called(name))
             continue
         if len(run) > 1:
             names = ", ".join(run)
@@ -193,14 +198,18 @@ def _home(plan: Plan) -> list[str]:
 # --- the functions that both need ---------------------------------------------------------------
 
 
-def functions(plan: Plan) -> list[str]:
-    """What the backward comes to, callers first, beside the kernel and `_add`."""
+def functions(both: Both, forward: list[str]) -> tuple[str, list[str]]:
+    """The class, and what its backward comes to beside some functions of the forward.
+
+    The kernel and `_add` apart; callers first.
+    """
+    plan = both.backward
     texts = gradients.functions(plan)
     if plan.before or plan.after:
         texts += border.swap_functions(plan)
     if border.joins(plan):
         texts.append(border.join_function(plan))
-    return list(dict.fromkeys(texts))
+    return beside(function(both), forward, texts)
 
 
 def kernel(plan: Plan) -> list[str]:

@@ -12,11 +12,10 @@ from mercurygen.emit.levels import Level, Names, with_owner
 from mercurygen.emit.rings import name_of, ring_of
 from mercurygen.emit.templates import render
 from mercurygen.emit.ways import deal, reduce_outer
-from mercurygen.emit.words import variable
+from mercurygen.emit.words import called, variable
 from mercurygen.lower.plan import Gather, Loop, Plan
 
 GIVEN = ("grad_out", "q", "k", "v", "out", "lse")  # as functions take them
-VARIABLES = {"do": "grad_out"}  # of the operator's tensors, where they are called otherwise
 SHARE = "tuple[Tensor, ...]"
 _TILES = {"q": "queries", "k": "keys", "v": "values", "out": "outs", "lse": "lses", "do": "grads"}
 
@@ -93,7 +92,7 @@ class Gradients(Names):
     def inner_call(self, index: int) -> str:
         """A call of the next level on a tile."""
         tiles = {x: _TILES[x] for x in self.levels[index].loop.tensors}
-        names = {VARIABLES.get(x, x): x for x in ("do", *GIVEN[1:])}
+        names = {called(x): x for x in ("do", *GIVEN[1:])}
         tensors = [tiles.get(names[x], x) for x in GIVEN]
         places = [self.letters[dim] for dim in self.places(index + 1)]
         groups = [variable(dim) for dim in self.groups(index + 1)]
@@ -174,7 +173,7 @@ def _every(names: Gradients) -> str:
 
 def _listed(tensors: tuple[str, ...]) -> str:
     """Variables of some tensors, as the target of an assignment."""
-    names = ", ".join(VARIABLES.get(x, x) for x in tensors)
+    names = ", ".join(called(x) for x in tensors)
     return names if len(tensors) > 1 else f"({names},)"
 
 
@@ -201,7 +200,7 @@ def _made(outputs: tuple[str, ...]) -> list[str]:
 
 def _tiles(names: Gradients, loop: Loop, index: int) -> str:
     """What a loop starts from, gathered over its leading stages."""
-    own = [VARIABLES.get(x, x) for x in loop.tensors]
+    own = [called(x) for x in loop.tensors]
     if index == 0:
         made = [f"{x}.contiguous()" for x in own]
         own = [

@@ -5,13 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from mercurygen.emit.handles import DeviceMesh
 from mercurygen.emit.python_expressions import Complaint
-from mercurygen.emit.values import (
-    DeviceMesh,
-    Dtype,
-    Storage,
-    Tensor,
-)
+from mercurygen.emit.values import Dtype, Storage, Tensor
 from mercurygen.ir.problem import ATTENTION
 from mercurygen.lower.events import (
     Batch,

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any
 
 from mercurygen.emit.autograd import Context
+from mercurygen.emit.kept import SAVED, is_outer, kept
 from mercurygen.emit.playback import Playback
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.values import Dtype, Tensor
-from mercurygen.lower.events import Collective, Kernel, Merge, Pack, Return, Trace, Unpack
-from mercurygen.lower.plan import Plan
+from mercurygen.lower.events import Kernel, Merge
 
-SAVED = ("q", "k", "v", "out", "lse")  # as `save_for_backward` is given them
 GRAD_OUT = "do"
 
 
@@ -136,12 +135,6 @@ class BackwardPlayback(Playback):
 # --- what a forward keeps -----------------------------------------------------------------------
 
 
-def is_outer(plan: Plan, backward: Plan) -> bool:
-    """Whether what is kept lies as the caller has it."""
-    pins = [(plan.program.tensor(x).pin, backward.program.tensor(x).pin) for x in SAVED]
-    return all(caller == kept for caller, kept in pins)
-
-
 def check_saved(forward: Playback, backward: BackwardPlayback, context: Context) -> None:
     """Complain unless the tensors that a forward kept are those that the backward's plan reads."""
     saved = context.saved or ()
@@ -155,40 +148,3 @@ def check_saved(forward: Playback, backward: BackwardPlayback, context: Context)
             forward.bind(f"saved {name}", numbers[name], tensor.storage)
         if tensor.storage.contents != contents or not tensor.whole:
             raise Complaint(f"saves a part of {name}, or changes it later")
-
-
-def kept(plan: Plan, trace: Trace, outer: bool) -> dict[str, int]:
-    """The buffers of what is kept, by name; lse is left out where the trace does not say it."""
-    found = dict(trace.inputs)
-    found |= {e.name: e.buffer for e in trace.events if isinstance(e, Return)}
-    if outer:
-        return found
-    for name in SAVED:
-        into = sum(name in swap.tensors for swap in plan.before)
-        back = sum(name in swap.tensors for swap in plan.after)
-        if name in found:
-            found[name] = _through(trace, found[name], into)
-            found[name] = _before(trace, found[name], back)
-    return found
-
-
-def _through(trace: Trace, number: int, swaps: int) -> int:
-    """What becomes of a buffer in so many all-to-alls."""
-    for event in trace.events:
-        match event:
-            case Pack(source, target) | Collective(source=source, target=target) if swaps:
-                number = target if source == number else number
-            case Unpack(source, target) if swaps and source == number:
-                number, swaps = target, swaps - 1
-    return number
-
-
-def _before(trace: Trace, number: int, swaps: int) -> int:
-    """What a buffer was before so many all-to-alls."""
-    for event in reversed(trace.events):
-        match event:
-            case Unpack(source, target) | Collective(source=source, target=target) if swaps:
-                number = source if target == number else number
-            case Pack(source, target) if swaps and target == number:
-                number, swaps = source, swaps - 1
-    return number

@@ -1,4 +1,4 @@
-"""What an interpreted module works on: tensors without elements, groups, handles.
+"""What an interpreted module works on: tensors without elements.
 
 A tensor is a view (shape, strides) of a storage. A storage knows how it was made, of which
 storage it is a copy, and which of the plan's buffers it turned out to be.
@@ -6,14 +6,13 @@ storage it is a copy, and which of the plan's buffers it turned out to be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
 from mercurygen.emit.python_bounds import MOST_PARTS, Complaint
 from mercurygen.emit.python_expressions import External, Host
-from mercurygen.ir.mesh import Mesh
 
 CONTIGUOUS = External("torch.contiguous_format")
 MOST_DIMS = 16  # of a tensor; modules have 6
@@ -309,45 +308,6 @@ class Tensor(Host):
     def new_full(self, shape: Sequence[int], value: float, dtype: Dtype | None = None) -> Tensor:
         """A new buffer."""
         return Tensor.new(shape, dtype or self.dtype, float(value))
-
-
-class Group(Host):
-    """The ranks along a dimension."""
-
-    visible = frozenset({"size", "rank"})
-
-    def __init__(self, dim: str, size: int, rank: int) -> None:
-        self.dim, self.size, self.rank = dim, lambda: size, lambda: rank
-
-
-class DeviceMesh(Host):
-    """The device mesh, as one rank sees it."""
-
-    visible = frozenset({"get_group"})
-
-    def __init__(self, mesh: Mesh, rank: int) -> None:
-        place = mesh.coordinate(rank)
-        self.groups = {dim.name: Group(dim.name, dim.size, place[dim.name]) for dim in mesh.dims}
-
-    def get_group(self, name: str) -> Group:
-        """The communicator along a dimension."""
-        return self.groups[name]
-
-
-class Work(Host):
-    """A handle: of one operation of a batch, or of a collective."""
-
-    visible = frozenset({"wait"})
-
-    def __init__(self, wait: Callable[[Work], None]) -> None:
-        self.wait = lambda: wait(self)
-
-
-class Operation(Host):
-    """A `P2POp`."""
-
-    def __init__(self, op: External, tensor: Tensor, *, group: Group, group_peer: int) -> None:
-        self.path, self.tensor, self.group, self.peer = op.path, tensor, group, group_peer
 
 
 def copied(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tensor:
