@@ -92,7 +92,12 @@ class Function(Host):
         """Run the forward."""
         context = Context(len(args), {}, ())
         self.contexts.append(context)
-        return self.forward(context, *args)
+        result = self.forward(context, *args)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise Complaint("the forward returns something else than out and lse")
+        if not any(x is result[1] for x in context.plain) or len(context.plain) != 1:
+            raise Complaint("the forward marks something else than lse as without gradient")
+        return result
 
 
 def methods(node: ast.ClassDef, imports: dict[str, str], known: set[str]) -> dict[str, Any]:
