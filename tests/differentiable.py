@@ -7,14 +7,28 @@ RANKS.add("ring", check_gradients, made.late, problem, torch.float64)
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
-import numeric_cases
 import reference
 import torch
 from emitted import problem_of
-from numeric_cases import Problem, held_tokens, setup
+from numeric_cases import (
+    KINDS,
+    TOLERANCE,
+    Call,
+    PeakBytes,
+    Problem,
+    assert_close,
+    held_tokens,
+    _let_go,
+    patched,
+    recorded,
+    setup,
+)
 from torch import Tensor
+from torch.distributed import DeviceMesh
 
 from mercurygen import operators
 from mercurygen.cli.build import Lowered, plans_of
@@ -31,6 +45,8 @@ group {group}
 tp 1
 mesh {group}
 """
+_SIZES = ("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask")
+SAVE = "save q, k, v, out, lse:"
 
 
 @dataclass(frozen=True)
@@ -42,24 +58,26 @@ class Trained:
         forward: directives, separated by semicolons.
         backward: those of the section.
         problem: sizes, mask and order.
+        dtype: that the plans are for.
     """
 
     mesh: str
     forward: str
     backward: str
     problem: Problem
+    dtype: str = "bfloat16"
 
     @functools.cached_property
     def schedule(self) -> Schedule:
         """As parsed."""
-        problem = problem_of(self.problem)
-        sizes = {f: getattr(problem, f) for f in _SIZES}
+        problem = problem_of(self.problem, self.dtype)
+        sizes = {field: getattr(problem, field) for field in _SIZES}
         levels = " ".join(f"{each} wire 25GB/s" for each in self.mesh.split())
         text = _HEADER.format(levels=levels, group=self.mesh, **sizes)
         dims = ", ".join(each.partition("=")[0] for each in self.mesh.split())
-        text += f"order S: {self.problem.order} over {dims}\n"
+        text += f"order S: {self.problem.order} over {dims}\n" if dims else ""
         lines = [*self.forward.split(";"), "backward", *self.backward.split(";")]
-        return parse(text + "\n".join(line.strip() for line in lines) + "\n").schedule
+        return parse(text + "\n".join(filter(None, map(str.strip, lines))) + "\n").schedule
 
     @functools.cached_property
     def plans(self) -> tuple[Lowered, Lowered]:
@@ -80,48 +98,128 @@ class Trained:
         """The module's text as an argument of `Ranks.add`: emitted just before the fork."""
         return functools.partial(getattr, self, "text")
 
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.schedule.mesh.size
 
-_SIZES = ("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask")
+    def of(self, dtype: str) -> Trained:
+        """The same with plans for another dtype."""
+        return replace(self, dtype=dtype)
 
 
-def check_gradients(
-    rank: int, world: int, text: str, problem: Problem, dtype: torch.dtype
-) -> tuple[float, ...]:
-    """out, dq, dk and dv of this rank against float64; returns their largest errors."""
+class Case(NamedTuple):
+    """What one rank holds of one problem, and must get."""
+
+    module: ModuleType
+    mesh: DeviceMesh | None
+    inputs: list[Tensor]  # q, k and v; they want gradients
+    grad_out: Tensor
+    want: list[Tensor]  # out, dq, dk and dv, in float64
+    alone: list[Tensor]  # the same by the module's kernels on one device
+
+
+def case_of(text: str, problem: Problem, dtype: torch.dtype) -> Case:
+    """Make it, the same full tensors on every rank."""
     module, mesh = setup(text)
     full = problem.inputs(dtype)
     random = torch.Generator().manual_seed(problem.seed + 1)
-    value_dim = problem.value_dim or problem.head_dim
-    shape = problem.batch, problem.seq, problem.heads, value_dim
+    shape = *full[0].shape[:3], full[2].shape[3]
     grad = torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
-    want = expected(problem, full, grad)
-    held = {name: held_tokens(module, mesh, problem, name) for name in ("q", "k", "v", "out")}
-    own = [x.index_select(1, held[n]).requires_grad_() for n, x in zip("qkv", full, strict=True)]
-    out = module.attention(*own, mesh, scale=problem.scale)
-    out.backward(grad.index_select(1, held["out"]))
-    got = [out.detach(), *(x.grad for x in own)]
-    alone = one_device(module, problem, full, grad)
-    errors = []
-    for name, x, y, z in zip(("out", "q", "k", "v"), got, want, alone, strict=True):
-        assert x.dtype == dtype, f"gradient of {name} is {x.dtype}"
-        y, z = (each.index_select(1, held[name]) for each in (y, z))
-        tolerance = numeric_cases.TOLERANCE[dtype]
-        if dtype == torch.bfloat16:
-            tolerance = 2.5 * (z.double() - y).abs().max().item() + 2e-3
-        errors.append(numeric_cases.assert_close(x, y, tolerance, f"d{name}", problem))
-    return tuple(errors)
+    held = {name: held_tokens(module, mesh, problem, name) for name in ("out", "q", "k", "v")}
+
+    def own(tensors: list[Tensor]) -> list[Tensor]:
+        """This rank's parts of out and of what lies as q, k and v."""
+        pairs = zip(tensors, held.values(), strict=True)
+        return [x.index_select(1, tokens) for x, tokens in pairs]
+
+    grad_out, *inputs = own([grad, *full])
+    want, alone = expected_gradients(problem, full, grad), one_device(module, problem, full, grad)
+    inputs = [x.requires_grad_() for x in inputs]
+    return Case(module, mesh, inputs, grad_out, own(want), own(alone))
 
 
-def expected(problem: Problem, full: list[Tensor], grad: Tensor) -> list[Tensor]:
+def expected_gradients(problem: Problem, full: list[Tensor], grad: Tensor) -> list[Tensor]:
     """out and the gradients in float64."""
     inputs = [x.double().clone().requires_grad_() for x in full]
     out, _ = reference.attention(*inputs, problem.mask, scale=problem.scale)
     return [out.detach(), *torch.autograd.grad(out, inputs, grad.double())]
 
 
-def one_device(module, problem: Problem, full: list[Tensor], grad: Tensor) -> list[Tensor]:
+def one_device(
+    module: ModuleType, problem: Problem, full: list[Tensor], grad: Tensor
+) -> list[Tensor]:
     """out and the gradients by the module's kernels, in one block."""
     q, k, v = full
     scale = q.shape[3] ** -0.5 if problem.scale is None else problem.scale
     out, lse = module._block_forward(q, k, v, scale, problem.causal)
     return [out, *module._block_backward(grad, q, k, v, out, lse, scale, problem.causal)]
+
+
+def compare(case: Case, got: list[Tensor], problem: Problem, dtype: torch.dtype) -> float:
+    """out, dq, dk and dv of a rank; returns the largest error."""
+    names, errors = ("out", "dq", "dk", "dv"), []
+    for name, x, want, alone in zip(names, got, case.want, case.alone, strict=True):
+        assert x.dtype == dtype, f"{name} is {x.dtype}"
+        tolerance = TOLERANCE[dtype]
+        if dtype == torch.bfloat16:
+            tolerance = 2.5 * (alone.double() - want).abs().max().item() + 2e-3
+        errors.append(assert_close(x, want, tolerance, name, problem))
+    return max(errors)
+
+
+def check_gradients(
+    rank: int, world: int, text: str, problem: Problem, *dtypes: torch.dtype
+) -> list[float]:
+    """out, dq, dk and dv of this rank against float64; returns their largest errors."""
+    errors = []
+    for dtype in dtypes:
+        case = case_of(text, problem, dtype)
+        out = case.module.attention(*case.inputs, case.mesh, scale=problem.scale)
+        out.backward(case.grad_out)
+        got = [out.detach(), *(x.grad for x in case.inputs)]
+        errors.append(compare(case, got, problem, dtype))
+    return errors
+
+
+class Used(NamedTuple):
+    """Calls of torch.distributed, and most live bytes, in forward and backward."""
+
+    forward: list[Call]
+    backward: list[Call]
+    most: int
+    most_backward: int
+
+
+def check_used(rank: int, world: int, text: str, problem: Problem, dtype: torch.dtype) -> Used:
+    """What one call with return_lse, and its backward, send, receive and hold."""
+    module, mesh, inputs, grad_out, *_ = case_of(text, problem, dtype)
+    given = [x.detach() for x in inputs]
+    with recorded(module) as forward:
+        out, lse = module.attention(*inputs, mesh, return_lse=True)
+    with recorded(module) as backward:
+        out.backward(grad_out)
+    saved = out.grad_fn, lse.grad_fn
+    del out, lse, saved
+    context = Context()
+    groups = [] if mesh is None else [mesh.get_group(name) for name in module.MESH]
+    more = module._Attention.forward.__code__.co_argcount - 5 - len(groups)
+    collectives = [name for name, kind in KINDS.items() if kind != "p2p"]
+    with torch.no_grad(), patched(module, collectives, _let_go):
+        with PeakBytes(*given) as memory:
+            module._Attention.forward(context, *given, *groups, 0.5, *[False] * more)
+        saved = context.saved_tensors
+        with PeakBytes(*saved, grad_out) as after:
+            module._Attention.backward(context, grad_out, None)
+    return Used(forward, backward, memory.peak, after.peak)
+
+
+class Context(SimpleNamespace):
+    """What an autograd function keeps, without autograd."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keep them."""
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Nothing to do."""

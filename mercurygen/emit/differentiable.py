@@ -174,24 +174,12 @@ def _into_part(both: Both, swap: Swap) -> list[str]:
 
 def _home(plan: Plan) -> list[str]:
     """Gradients to the caller's layout, one after the other."""
-    runs: list[tuple[str, list[str]]] = []
+    lines = []
     for tensor in plan.program.outputs:
-        text = "x"
         for swap in plan.after:
             if tensor.name in swap.tensors:
                 call, group = border.from_part(plan, swap)
-                text = f"{call}({text}, {group})"
-        if runs and runs[-1][0] == text:
-            runs[-1][1].append(tensor.name)
-        else:
-            runs.append((text, [tensor.name]))
-    lines = []
-    for text, names in runs:
-        if text != "x":
-            listed = ", ".join(names)
-            one = re.sub(r"\bx\b", names[0], text)
-            each = f"({text} for x in ({listed}))" if len(names) > 1 else one
-            lines.append(f"{listed} = {each}")
+                lines.append(f"{tensor.name} = {call}({tensor.name}, {group})")
     return lines
 
 

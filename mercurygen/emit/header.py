@@ -233,10 +233,11 @@ def _memory(plan: Plan, both: Both | None = None) -> str:
     needs += [f"K of {split}"] if split > 1 else []
     needs.append(f"H of {grouped} K" if grouped > 1 else "H of K")
     if both:
+        most = kept.backward_peak_bytes(plan, both.backward)
         text = (
             f"Memory at the peak: {mib(kept.peak_bytes(plan, both.backward))} a rank for this "
-            f"problem, of which the inputs are {mib(inputs)}; {mib(peak_bytes(both.backward))} in "
-            f"the backward, of which {mib(kept.nbytes(both.backward))} were kept for it: q, k, v, "
+            f"problem, of which the inputs are {mib(inputs)}; {mib(most)} in "
+            f"the backward, of which {mib(kept.nbytes(plan, both.backward))} were kept for it: q, k, v, "
             f"out and lse, as the {'body' if both.save == 'inner' else 'caller'} has them."
         )
     else:

@@ -31,9 +31,18 @@ def kept(plan: Plan, played: Trace, outer: bool) -> dict[str, int]:
     return found
 
 
-def nbytes(backward: Plan) -> int:
-    """Bytes on one rank of what is kept."""
-    return sum(backward.held_bytes(name) for name in SAVED)
+def nbytes(plan: Plan, backward: Plan) -> int:
+    """Bytes on one rank of what is kept: of out as wide as the kernel left it."""
+    played = trace(plan, 0, with_lse=True)
+    buffers = kept(plan, played, is_outer(plan, backward))
+    return sum(played.buffers[buffers[name]].nbytes for name in SAVED)
+
+
+def backward_peak_bytes(plan: Plan, backward: Plan) -> int:
+    """Most bytes alive on any rank in the backward, what was kept for it included."""
+    wider = nbytes(plan, backward) - sum(backward.held_bytes(name) for name in SAVED)
+    ranks = range(plan.program.mesh.size)
+    return wider + max(trace(backward, rank).peak() for rank in ranks)
 
 
 def peak_bytes(plan: Plan, backward: Plan) -> int:
