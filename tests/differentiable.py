@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import reference
 import torch
+import torch.distributed as dist
 from emitted import problem_of
 from numeric_cases import (
     KINDS,
@@ -20,9 +21,10 @@ from numeric_cases import (
     Call,
     PeakBytes,
     Problem,
-    assert_close,
-    held_tokens,
     _let_go,
+    assert_close,
+    assert_refused,
+    held_tokens,
     patched,
     recorded,
     setup,
@@ -223,3 +225,92 @@ class Context(SimpleNamespace):
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
         """Nothing to do."""
+
+
+# --- as others call it --------------------------------------------------------------------------
+
+
+def check_uses(rank: int, world: int, text: str, problem: Problem) -> None:
+    """Views, an expanded gradient, gradients of some inputs, no gradients, lse, twice."""
+    case = case_of(text, problem, torch.float64)
+    attention, mesh, inputs = case.module.attention, case.mesh, case.inputs
+    options = {"scale": problem.scale}
+    with recorded(case.module) as calls:
+        out = attention(*inputs, mesh, **options)
+        want = torch.autograd.grad(out, inputs, torch.ones_like(out), retain_graph=True)
+    views = [x.detach().transpose(1, 3).contiguous().transpose(1, 3) for x in inputs]
+    views = [x.requires_grad_() for x in views]
+    assert not any(x.is_contiguous() for x in views)
+    attention(*views, mesh, **options).sum().backward()  # its gradient is expanded
+    for x, y in zip(views, want, strict=True):
+        assert_close(x.grad, y, 1e-12, "of views", problem)
+    for wanted in range(3):
+        given = [x.detach().requires_grad_(i == wanted) for i, x in enumerate(inputs)]
+        with recorded(case.module) as some:
+            attention(*given, mesh, **options).sum().backward()
+        assert some == calls, f"only input {wanted} wants a gradient"
+        assert [x.grad is not None for x in given] == [i == wanted for i in range(3)]
+        assert_close(given[wanted].grad, want[wanted], 1e-12, "alone", problem)
+    for without in (torch.no_grad, torch.inference_mode):
+        with without():
+            again = attention(*inputs, mesh, **options)
+        assert not again.requires_grad and torch.equal(again, out)
+    both, lse = attention(*inputs, mesh, **options, return_lse=True)
+    assert both.requires_grad and not lse.requires_grad and torch.equal(both, out)
+    got = torch.autograd.grad(both, inputs, torch.ones_like(out))
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    grad, *_ = torch.autograd.grad(out, inputs, torch.ones_like(out), create_graph=True)
+    assert_refused(grad.sum().backward, "once_differentiable", error=RuntimeError)
+
+
+def check_slopes(rank: int, world: int, text: str, problem: Problem) -> None:
+    """Against differences of the sum of all ranks' results, along directions in all of their
+    inputs at once."""
+    case = case_of(text, problem, torch.float64)
+    random = torch.Generator().manual_seed(problem.seed + rank)
+
+    def loss(step: float, ways: list[Tensor]) -> Tensor:
+        """Of all ranks, some way from the inputs."""
+        with torch.no_grad():
+            moved = [x + step * way for x, way in zip(case.inputs, ways, strict=True)]
+            total = (case.module.attention(*moved, case.mesh) * case.grad_out).sum()
+        dist.all_reduce(total)
+        return total
+
+    out = case.module.attention(*case.inputs, case.mesh)
+    grads = torch.autograd.grad(out, case.inputs, case.grad_out)
+    for number in range(4):  # in q alone, k alone, v alone, all
+        ways = [torch.randn(x.shape, generator=random, dtype=x.dtype) for x in case.inputs]
+        ways = [way * (number in (i, 3)) for i, way in enumerate(ways)]
+        slope = sum((x * way).sum() for x, way in zip(grads, ways, strict=True))
+        dist.all_reduce(slope)
+        step = 1e-4
+        want = (loss(step, ways) - loss(-step, ways)) / (2 * step)
+        assert abs(slope - want) < 1e-6 * max(1.0, abs(want)), f"{slope}, must be {want}"
+
+
+def check_two_modules(
+    rank: int, world: int, text: str, problem: Problem, other: str, second: Problem
+) -> None:
+    """Two modules in one process, one's backward inside the other's."""
+    cases = [
+        (case_of(*each, torch.float64), each[1]) for each in ((text, problem), (other, second))
+    ]
+    outs = [case.module.attention(*case.inputs, case.mesh) for case, _ in cases]
+    for (case, of), out in reversed(list(zip(cases, outs, strict=True))):
+        out.backward(case.grad_out)
+        compare(case, [out.detach(), *(x.grad for x in case.inputs)], of, torch.float64)
+
+
+def check_flat(rank: int, world: int, text: str, problem: Problem) -> None:
+    """Twenty steps leave as many bytes alive as one."""
+    module, mesh, inputs, grad_out, *_ = case_of(text, problem, torch.float32)
+    collectives = [name for name, kind in KINDS.items() if kind != "p2p"]
+    alive = []
+    with patched(module, collectives, _let_go), PeakBytes(*inputs, grad_out) as memory:
+        for _ in range(20):
+            module.attention(*inputs, mesh).backward(grad_out)
+            for x in inputs:
+                x.grad = None
+            alive.append(memory.live)
+    assert len(set(alive)) == 1, alive

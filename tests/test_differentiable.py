@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from differentiable import (
     SAVE,
     Trained,
     Used,
-    case_of,
+    check_flat,
     check_gradients,
+    check_slopes,
+    check_two_modules,
     check_used,
-    compare,
+    check_uses,
 )
 from emitted import expected
-from numeric_cases import Problem, assert_close, recorded, setup
+from numeric_cases import Problem
 from ranks import Ranks
 
 from mercurygen.emit import kept
 from mercurygen.emit.callsites import check_text
-from mercurygen.errors import UserError
 from mercurygen.lower.events import Event, Kernel, Trace
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import padded_width
@@ -123,7 +123,6 @@ CASES = {
     "ring, ulysses": Trained("m=4", f"{ROWS} m;{RING} m", f"{HEADS} m", SMALL),
 }
 IN_BFLOAT16 = {"ring", "ulysses", "unified double ring", "allgather", "chunked ulysses, ring"}
-PLAIN = set(CASES) - {"ulysses, stripes", "allgather, dealt"}  # else copies stay beside others
 
 RANKS = {world: Ranks(world) for world in (2, 4, 8)}
 for _name, _made in CASES.items():
@@ -132,6 +131,34 @@ for _name, _made in CASES.items():
     RANKS[_made.world].add(
         f"used by {_name}", check_used, _made.late, _made.problem, torch.bfloat16
     )
+
+for _name in ("ring", "ulysses", "allgather", "chunked ulysses, ring", "unified, outer"):
+    RANKS[4].add(f"uses of {_name}", check_uses, CASES[_name].late, CASES[_name].problem)
+_made, _other = CASES["unified"], CASES["double ring"]
+RANKS[4].add("two", check_two_modules, _made.late, _made.problem, _other.late, _other.problem)
+RANKS[4].add("flat", check_flat, _made.late, _made.problem)
+RANKS[2].add("slopes", check_slopes, CASES["ring of 2"].late, CASES["ring of 2"].problem)
+
+
+@pytest.mark.parametrize("name", [x for x in RANKS[4].ids if x.startswith("uses of")])
+def test_uses(name: str) -> None:
+    """As trainers call it."""
+    RANKS[4].result(name)
+
+
+def test_two_modules() -> None:
+    """In one process."""
+    RANKS[4].result("two")
+
+
+def test_flat_memory() -> None:
+    """Over many steps."""
+    RANKS[4].result("flat")
+
+
+def test_slopes() -> None:
+    """Gradients are those of the sum of all ranks' results."""
+    RANKS[2].result("slopes")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -275,8 +275,7 @@ def _body(names: Gradients, index: int) -> list[str]:
             *lines,
             f"    mine, theirs = {names.chunks(rows)}, {names.chunks(cols)}",
             "    for rows, cols, causal in _visible(mine, theirs, q.shape[1] // len(mine)):",
-            f"        share = {block}",
-            f"        _add(({parts}), share)",
+            f"        _add(({parts}), {block})",
             *end,
         ]
     me, owner = names.slot(rows), names.slot(cols)
@@ -308,20 +307,13 @@ def _body(names: Gradients, index: int) -> list[str]:
 def _reduced(names: Gradients) -> list[str]:
     """What is added up over ranks."""
     plan, lines = names.plan, []
-    steps: list[tuple[object, list[str]]] = []
+    gathered = ", ".join(called(x) for loop in names.levels[0].gathers for x in loop.tensors)
+    if gathered and plan.nest.reduces:
+        lines.append(f"    del {gathered}  # of all ranks: what is added up needs room")
     for reduce in plan.nest.reduces:
-        key = reduce.dim, reduce.axis, reduce.join
-        if not steps or steps[-1][0] != key:
-            steps.append((key, []))
-        steps[-1][1].extend(reduce.tensors)
-    for (dim, axis, join), tensors in steps:
-        group = variable(dim) + (_runs(plan, join) if axis else "")
-        call = f"{'_sum_of_part' if axis else '_sum_over'}(x, {group})"
-        targets = ", ".join(tensors)
-        if len(tensors) == 1:
-            lines.append(f"    {targets} = {call.replace('(x', f'({targets}', 1)}")
-        else:
-            lines.append(f"    {targets} = ({call} for x in ({targets}))")
+        group = variable(reduce.dim) + (_runs(plan, reduce.join) if reduce.axis else "")
+        call = "_sum_of_part" if reduce.axis else "_sum_over"
+        lines += [f"    {x} = {call}({x}, {group})" for x in reduce.tensors]
     return lines
 
 

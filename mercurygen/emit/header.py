@@ -236,9 +236,8 @@ def _memory(plan: Plan, both: Both | None = None) -> str:
         most = kept.backward_peak_bytes(plan, both.backward)
         text = (
             f"Memory at the peak: {mib(kept.peak_bytes(plan, both.backward))} a rank for this "
-            f"problem, of which the inputs are {mib(inputs)}; {mib(most)} in "
-            f"the backward, of which {mib(kept.nbytes(plan, both.backward))} were kept for it: q, k, v, "
-            f"out and lse, as the {'body' if both.save == 'inner' else 'caller'} has them."
+            f"problem, of which the inputs are {mib(inputs)}; {mib(most)} in the backward, of which "
+            f"{mib(kept.nbytes(plan, both.backward))} were kept for it: q, k, v, out and lse, as the {'body' if both.save == 'inner' else 'caller'} has them."
         )
     else:
         text = (

@@ -231,8 +231,10 @@ class Interpreter(Expressions):
                 self.assign(target, self.eval(value, scope), scope)
             case ast.FunctionDef(name):
                 scope[name] = self.function(stmt, scope, None)
-            case ast.Delete([ast.Name(name)]) if name in scope:
-                del scope[name]
+            case ast.Delete(targets) if all(isinstance(x, ast.Name) for x in targets):
+                for name in [x.id for x in targets]:
+                    if dict.pop(scope, name, self) is self:
+                        raise unknown(stmt)
             case _:
                 raise unknown(stmt)
         return None
