@@ -161,7 +161,8 @@ def expected(plan: Plan, played: Trace) -> list[numeric_cases.Call]:
         elif isinstance(event, Collective):
             sizes = [played.buffers[each].nbytes for each in (event.source, event.target)]
             group, kind = mesh.group(played.rank, event.dim), event.kind.replace("-", "_")
-            reduce = event.reduce.upper() if kind == "all_reduce" else ""
+            adds = kind in ("all_reduce", "reduce_scatter")
+            reduce = event.reduce.upper() if adds else ""
             calls.append(numeric_cases.Call(kind, group, (), *sizes, reduce))
     return calls
 

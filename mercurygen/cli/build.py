@@ -99,7 +99,7 @@ def build(schedule: Schedule, name: str, *, spans: tuple[Span, ...] = ()) -> Bui
     operator = operators.load(schedule.operator)
     module = emit(proved.schedule, proved.plan, name, operator, backward)
     _check_syntax(module, name)
-    summary = check_call_sites(module, proved.plan)
+    summary = check_call_sites(module, proved.plan, backward)
     return Built(name, proved, summary, show(proved.schedule), module)
 
 
@@ -180,8 +180,8 @@ def _check_syntax(module: str, name: str) -> None:
         raise InternalError(f"the emitted module is not Python: {error}") from error
 
 
-def check_call_sites(text: str, plan: Plan):
-    """Compare a module's communication call sites with the plan.
+def check_call_sites(text: str, plan: Plan, backward: Plan | None = None):
+    """Compare a module's communication call sites with the plan, and with that of its gradients.
 
     Returns:
         What was found, for people.
@@ -192,7 +192,7 @@ def check_call_sites(text: str, plan: Plan):
     from mercurygen.emit.callsites import TextMismatch, check_text
 
     try:
-        return check_text(text, plan)
+        return check_text(text, plan, backward=backward)
     except TextMismatch as error:
         raise UserError("text-mismatch", f"not what the plan says: {error}", exit_code=1) from error
 

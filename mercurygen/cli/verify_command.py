@@ -64,7 +64,9 @@ def _verify(path: Path, run: bool, timeout: float | None) -> None:
         _say("text", "as it would be emitted: " + words.call_sites(built.summary))
     else:
         _say("text", _text(loaded, built))
-        _say("calls", words.call_sites(check_call_sites(loaded.module, built.proved.plan)))
+        backward = built.proved.backward and built.proved.backward.plan
+        summary = check_call_sites(loaded.module, built.proved.plan, backward)
+        _say("calls", words.call_sites(summary))
     _play(loaded, built, timeout, needed=run)
     if not run:
         _say("ranks", "not run")

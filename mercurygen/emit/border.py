@@ -93,21 +93,33 @@ def into_part(plan: Plan, swap: Swap, tensors: tuple[str, ...]) -> list[str]:
 
 def after(plan: Plan) -> list[str]:
     """Lines of the public function after the body, up to its return."""
+    lines, lse = home(plan)
+    if not lse:
+        return [*lines, "return (out, lse) if return_lse else out"]
+    lines += ["if return_lse:", *(f"    {line}" for line in lse)]
+    return [*lines, "    return out, lse.squeeze(3).transpose(1, 2)", "return out"]
+
+
+def home(plan: Plan) -> tuple[list[str], list[str]]:
+    """Lines that take out to the caller's layout; and those for lse, which they leave 4-dim."""
     lines, lse = [], []
     for swap in plan.after:
-        group = f"{variable(swap.dim)}{runs_argument(plan, swap.deal)}"
-        group += kv_heads_argument(plan, swap, after=True)
-        call = f"_{NAMES[swap.gathered]}_to_sequence"
+        call, group = from_part(plan, swap)
         if not swap.optional:
             lines.append(f"out = {call}(out, {group})")
         else:
             lse.append(f"lse = {call}(lse, {group})")
-    if not lse:
-        return [*lines, "return (out, lse) if return_lse else out"]
-    first, *more = lse
-    first = first.replace("(lse, ", "(lse.transpose(1, 2).unsqueeze(3), ") + "  # [B, S, H, 1]"
-    lines += ["if return_lse:", f"    {first}", *(f"    {line}" for line in more)]
-    return [*lines, "    return out, lse.squeeze(3).transpose(1, 2)", "return out"]
+    if lse:
+        first = lse[0].replace("(lse, ", "(lse.transpose(1, 2).unsqueeze(3), ")
+        lse[0] = f"{first}  # [B, S, H, 1]"
+    return lines, lse
+
+
+def from_part(plan: Plan, swap: Swap) -> tuple[str, str]:
+    """The function that takes what a swap gathers to slices of the sequence; and its arguments."""
+    group = f"{variable(swap.dim)}{runs_argument(plan, swap.deal)}"
+    group += kv_heads_argument(plan, swap, after=True)
+    return f"_{NAMES[swap.gathered]}_to_sequence", group
 
 
 def variant(plan: Plan) -> str:

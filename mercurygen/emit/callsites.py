@@ -14,8 +14,12 @@ import ast
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from mercurygen.emit.autograd import Context, Function
+from mercurygen.emit.kept import is_outer
 from mercurygen.emit.playback import Playback
+from mercurygen.emit.playback_backward import BackwardPlayback, check_saved
 from mercurygen.emit.python_bounds import LARGEST_NUMBER, MOST_STEPS, STEPS_AN_EVENT
+from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.python_subset import Interpreter, Module, TextMismatch
 from mercurygen.errors import shorten
 from mercurygen.ir.mesh import Mesh
@@ -24,7 +28,11 @@ from mercurygen.lower.trace import trace
 
 MOST_DEPTH = 80  # of the syntax tree; that of an emitted module has 17
 MOST_RANKS = 64  # of larger meshes only a sample is interpreted
-NOT_INTERPRETED = ("_check", "_block_forward", "_body", "_merge", "_weigh", "_unweigh")
+CLASS = "_Attention"
+NOT_INTERPRETED = (
+    *("_check", "_block_forward", "_body", "_merge", "_weigh", "_unweigh"),
+    *("_block_backward", "_add"),
+)
 ASIDE = {  # communicate beside `attention`: layout helpers and self-check
     *("make_mesh", "_level_group_count", "_new_group", "_from_all_ranks", "_all_gather"),
     *("unshard_sequence", "check_inputs", "_error", "_blind", "_self_check"),
@@ -73,7 +81,9 @@ class Summary(NamedTuple):
     sites: dict[str, tuple[str, ...]]
 
 
-def check_text(text: str, plan: Plan, ranks: Iterable[int] | None = None) -> Summary:
+def check_text(
+    text: str, plan: Plan, ranks: Iterable[int] | None = None, backward: Plan | None = None
+) -> Summary:
     """Compare a module's text with the plan it was made from.
 
     Of a user's own operator only the call sites are listed, and the summary has no ranks: its
@@ -84,6 +94,7 @@ def check_text(text: str, plan: Plan, ranks: Iterable[int] | None = None) -> Sum
         plan: of the schedule.
         ranks: to interpret; None: all of at most 64, else those whose place along every dimension
             is the first, the second or the last, in every combination.
+        backward: of the gradients, if the module is differentiable.
 
     Raises:
         TextMismatch: the text communicates otherwise, or with means that are not understood.
@@ -98,13 +109,19 @@ def check_text(text: str, plan: Plan, ranks: Iterable[int] | None = None) -> Sum
     chosen = tuple(sample(mesh) if ranks is None else ranks)
     seen: set[int] = set()
     events = 0
+    both = backward is not None and is_outer(plan, backward)  # lse is kept as the caller has it
     for rank in chosen:
         for with_lse in (False, True):
-            planned = trace(plan, rank, with_lse=with_lse)
+            planned = trace(plan, rank, with_lse=with_lse or both)
             playback = Playback(plan, planned)
-            budget = MOST_STEPS + STEPS_AN_EVENT * len(planned.events)
-            run = Interpreter(module, playback.externals(), playback.hooks(), budget)
+            run = _interpreter(module, playback)
             _interpret(run, playback, with_lse)
+            if backward is not None:
+                gradients = BackwardPlayback(backward, trace(backward, rank))
+                again = _interpreter(module, gradients)
+                _interpret_backward(run, playback, again, gradients)
+                seen |= again.seen
+                events += gradients.compared
             seen |= run.seen
             events += playback.compared
     for site in sites:
@@ -112,6 +129,12 @@ def check_text(text: str, plan: Plan, ranks: Iterable[int] | None = None) -> Sum
             words = f"{site.name} is not what `attention` comes to on any of the ranks"
             raise TextMismatch(site.node.lineno, site.function, words)
     return Summary(chosen, mesh.size, events, _named(sites))
+
+
+def _interpreter(module: Module, playback: Playback) -> Interpreter:
+    """One for a run beside a trace."""
+    budget = MOST_STEPS + STEPS_AN_EVENT * len(playback.trace.events)
+    return Interpreter(module, playback.externals(), playback.hooks(), budget)
 
 
 def _named(sites: list[Site]) -> dict[str, tuple[str, ...]]:
@@ -177,6 +200,37 @@ def _interpret(run: Interpreter, playback: Playback, with_lse: bool) -> None:
         raise
     except Exception as error:
         raise run.mismatch(error) from error
+
+
+def _interpret_backward(
+    run: Interpreter, forward: Playback, again: Interpreter, playback: BackwardPlayback
+) -> None:
+    """Call the backward of the call of `attention`, on what that has kept, and see its result."""
+    try:
+        context = _context(run)
+        check_saved(forward, playback, context)
+    except Complaint as error:
+        run.frames[:] = [["the module", 1], ["attention", 1]]
+        raise run.mismatch(error) from error
+    node = run.module.classes[CLASS]
+    try:
+        grad_out, saved = playback.given(context.saved or (), forward.scale)
+        kept = Context(context.given, context.kept, saved)
+        result = again.top[CLASS].backward(kept, grad_out, None)
+        again.frames.append(["backward", node.end_lineno])
+        playback.returned(result, context.given)
+    except TextMismatch:
+        raise
+    except Exception as error:
+        raise again.mismatch(error) from error
+
+
+def _context(run: Interpreter) -> Context:
+    """Of the one call of the autograd function."""
+    function = run.top[CLASS] if CLASS in run.module.classes else None
+    if not isinstance(function, Function) or len(function.contexts) != 1:
+        raise Complaint(f"not one call of {CLASS}")
+    return function.contexts[0]
 
 
 # --- the whole module -----------------------------------------------------------------------

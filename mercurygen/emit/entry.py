@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import lcm, prod
 from textwrap import wrap
 
-from mercurygen.emit import border, held, masks, nest, tiles
+from mercurygen.emit import border, differentiable, held, masks, nest, tiles
+from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import part_counts, runs_of_chunk
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Plan
+
+_PROMISE = "; differentiable in q, k and v."
+_NO_PROMISE = ". Forward only: refuses inputs that want a gradient."
+_LSE = " (no gradient)"
 
 
 def local_multiple(plan: Plan) -> int:
@@ -21,14 +26,15 @@ def global_multiple(plan: Plan) -> int:
     return plan.program.order.chunks(plan.program.mesh) * runs_of_chunk(plan)
 
 
-def split_of(plan: Plan, axis: str) -> int:
+def split_of(plan: Plan, axis: str, both: Both | None = None) -> int:
     """An axis that is not the sequence must be a multiple of this: its ranks times its parts."""
     ranks = prod(plan.program.mesh.extent(dim) for dim in plan.program.parallel_dims(axis))
-    return ranks * plan.atoms.parts(axis)
+    ways = ranks * plan.atoms.parts(axis)
+    return lcm(ways, split_of(both.backward, axis)) if both else ways
 
 
-def function(plan: Plan) -> str:
-    """The public function."""
+def function(plan: Plan, both: Both | None = None) -> str:
+    """The public function; both: of a differentiable module."""
     mesh = plan.program.mesh
     signature = "mesh: DeviceMesh" if mesh.dims else "mesh: None = None"
     sizes = ", ".join(f"{dim.name}={dim.size}" for dim in mesh.dims)
@@ -47,14 +53,15 @@ def function(plan: Plan) -> str:
         f"def attention(q: Tensor, k: Tensor, v: Tensor, {signature}, *, "
         "scale: float | None = None, seq: int | None = None, return_lse: bool = False,"
         ") -> Tensor | tuple[Tensor, Tensor]:",
-        '    """Attend over the whole sequence. Forward only: refuses inputs that want a gradient.',
+        f'    """Attend over the whole sequence{_PROMISE if both else _NO_PROMISE}',
         "",
         "    Args:",
         *inputs,
         *wrap(f"mesh: {what}.", 98, initial_indent=" " * 8, subsequent_indent=" " * 12),
         "        scale: softmax scale; 1 / sqrt(D) if None.",
         f"        seq: {seq}.",
-        "        return_lse: also return the log-sum-exp of the scores; the same on all ranks.",
+        f"        return_lse: also return the log-sum-exp of the scores{_LSE if both else ''}; "
+        "the same on all ranks.",
         "",
         "    Returns:",
         f"        out [B, {rows}, H, E] in q's dtype; with return_lse, also lse "
@@ -63,12 +70,13 @@ def function(plan: Plan) -> str:
         "",
         "    Raises:",
         "        ValueError: the mesh or an argument does not fit this schedule.",
-        "        RuntimeError: a gradient would be needed.",
+        *([] if both else ["        RuntimeError: a gradient would be needed."]),
         '    """',
         f"    _check(q, k, v, {'mesh, ' if mesh.dims else ''}seq)",
         "    scale = q.shape[3] ** -0.5 if scale is None else scale",
     ]
-    return "\n".join([*lines, *(f"    {line}" if line else "" for line in _body(plan))])
+    body = _groups(plan) + (differentiable.apply(both) if both else _work(plan))
+    return "\n".join([*lines, *(f"    {line}" if line else "" for line in body)])
 
 
 def _given(plan: Plan, name: str) -> str:
@@ -80,7 +88,8 @@ def _given(plan: Plan, name: str) -> str:
     )
 
 
-def _body(plan: Plan) -> list[str]:
+def _groups(plan: Plan) -> list[str]:
+    """Lines that name the groups, and a blank one."""
     names = plan.program.mesh.names
     groups = [variable(name) for name in names]
     lines = []
@@ -88,15 +97,19 @@ def _body(plan: Plan) -> list[str]:
         lines.append(f'{groups[0]} = mesh.get_group("{names[0]}")')
     elif names:
         lines.append(f"{', '.join(groups)} = (mesh.get_group(name) for name in MESH)")
-    lines.append("")
+    return [*lines, ""]
+
+
+def _work(plan: Plan) -> list[str]:
+    """What is done with q, k and v."""
     if part_counts(plan):
-        return [*lines, *tiles.body(plan)]
-    lines += [*border.before(plan), f"out, lse = {nest.attend_call(plan, 'q, k, v')}"]
+        return tiles.body(plan)
+    lines = [*border.before(plan), f"out, lse = {nest.attend_call(plan, 'q, k, v')}"]
     return [*lines, *border.after(plan)]
 
 
-def check(plan: Plan) -> str:
-    """`_check`: refusals, first of what all ranks see alike."""
+def check(plan: Plan, both: Both | None = None) -> str:
+    """`_check`: refusals, first of what all ranks see alike; both: of a differentiable module."""
     mesh = plan.program.mesh
     lines = [
         "def _check(q: Tensor, k: Tensor, v: Tensor, "
@@ -105,7 +118,9 @@ def check(plan: Plan) -> str:
     ]
     if mesh.dims:
         lines.append(_CHECK_MESH)
-    return "\n".join([*lines, _check_tensors(plan), *_check_sizes(plan)])
+    if both is None:
+        lines.append(_CHECK_GRADIENT)
+    return "\n".join([*lines, _check_tensors(plan), *_check_sizes(plan, both)])
 
 
 _CHECK_MESH = """\
@@ -122,9 +137,11 @@ _CHECK_MESH = """\
     if q.device.type != mesh.device_type:
         raise ValueError(f"q is on {q.device}, the mesh on {mesh.device_type}")"""
 
-_CHECK_DTYPES = """\
+_CHECK_GRADIENT = """\
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise RuntimeError("emitted without backward: call it under torch.no_grad()")
+        raise RuntimeError("emitted without backward: call it under torch.no_grad()")"""
+
+_CHECK_DTYPES = """\
     names = f"q is {q.dtype}, k {k.dtype}, v {v.dtype}"
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise ValueError(f"{names}: must be one floating dtype")
@@ -163,8 +180,8 @@ def _check_tensors(plan: Plan) -> str:
     return "\n".join([*lines, _CHECK_HEADS])
 
 
-def _check_sizes(plan: Plan) -> list[str]:
-    split, grouped, batch = (split_of(plan, axis) for axis in ("H", "G", "B"))
+def _check_sizes(plan: Plan, both: Both | None = None) -> list[str]:
+    split, grouped, batch = (split_of(plan, axis, both) for axis in ("H", "G", "B"))
     chunks = local_multiple(plan)
     of = f"({grouped} * k.shape[2])" if grouped > 1 else "k.shape[2]"
     multiple = f"{grouped} K" if grouped > 1 else "K"

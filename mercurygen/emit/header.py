@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import held, moves
+from mercurygen.emit import held, kept, moves
+from mercurygen.emit.differentiable import Both
 from mercurygen.emit.entry import global_multiple, split_of
 from mercurygen.emit.needed import cut_outside, need_form
-from mercurygen.emit.words import arrangement, mib, times
+from mercurygen.emit.words import arrangement, called, mib, times
 from mercurygen.ir.mesh import cover
 from mercurygen.lower.events import Batch
 from mercurygen.lower.plan import Gather, Loop, Plan, Swap, Walk
 from mercurygen.lower.trace import trace
 from mercurygen.schedule.schedule import Schedule
-from mercurygen.schedule.text import header_lines
+from mercurygen.schedule.text import body_lines, header_lines
 
 WIDTH = 98
 WHY = "why: "  # a comment of a schedule that says why it was chosen
 
 
-def docstring(schedule: Schedule, plan: Plan) -> str:
-    """The text between the module's triple quotes."""
+def docstring(schedule: Schedule, plan: Plan, both: Both | None = None) -> str:
+    """The text between the module's triple quotes; both: of a differentiable module."""
     ranks = plan.program.mesh.size
     over = f"{ranks} GPUs: {arrangement(schedule.links)}" if ranks > 1 else "1 GPU"
     holds = _holds(plan) if ranks > 1 else "The one rank holds the whole sequence."
@@ -30,8 +33,9 @@ def docstring(schedule: Schedule, plan: Plan) -> str:
         "\n".join(wrap(holds, WIDTH)),
         "Schedule\n" + "\n".join(f"    {line}" for line in schedule_lines(schedule)),
         why(schedule),
-        _traffic(schedule, plan),
-        _memory(plan),
+        _traffic(schedule, plan, "What moves, sent by each rank in a call", both),
+        _traffic(schedule, both.backward, "What moves in its backward") if both else "",
+        _memory(plan, both),
         _order(plan),
         _shapes(plan),
     ]
@@ -64,7 +68,7 @@ def _holds(plan: Plan) -> str:
 def schedule_lines(schedule: Schedule) -> list[str]:
     """The schedule's own lines, the keyword in a column of its own; long ones continue."""
     lines = []
-    for line in (*header_lines(schedule), *map(str, schedule.directives)):
+    for line in (*header_lines(schedule), *body_lines(schedule)):
         word, _, rest = line.partition(" ")
         first, *more = wrap(rest, WIDTH - 17, break_long_words=False, break_on_hyphens=False) or [
             ""
@@ -92,10 +96,11 @@ def why(schedule: Schedule) -> str:
 # --- traffic --------------------------------------------------------------------------------
 
 
-def _traffic(schedule: Schedule, plan: Plan) -> str:
-    rows = [_swap_row(plan, swap) for swap in plan.before if not swap.optional]
-    rows += _stage_rows(plan)
-    rows += [_swap_row(plan, swap) for swap in plan.after if not swap.optional]
+def _traffic(schedule: Schedule, plan: Plan, heading: str, both: Both | None = None) -> str:
+    always = both is not None and both.save == "outer"  # lse is kept as the caller has it
+    before = (swap for swap in plan.before if not swap.optional)
+    after = (swap for swap in plan.after if always or not swap.optional)
+    rows = [*_swap_rows(plan, before), *_stage_rows(plan), *_swap_rows(plan, after)]
     if not rows:
         return ""
     links = _link_names(schedule)
@@ -105,9 +110,9 @@ def _traffic(schedule: Schedule, plan: Plan) -> str:
         + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=True)), links[row[0]]])
         for row in rows
     ]
-    optional = [_swap_row(plan, swap) for swap in plan.after if swap.optional]
+    optional = _swap_rows(plan, (swap for swap in plan.after if swap.optional and not always))
     lines += [f"    return_lse adds {row[2]} over {row[0]}" for row in optional]
-    return "What moves, sent by each rank in a call\n" + "\n".join(lines)
+    return f"{heading}\n" + "\n".join(lines)
 
 
 def _link_names(schedule: Schedule) -> dict[str, str]:
@@ -118,14 +123,19 @@ def _link_names(schedule: Schedule) -> dict[str, str]:
     }
 
 
-def _swap_row(plan: Plan, swap: Swap) -> tuple[str, str, str]:
-    size = swap.join.n
-    moved, parts = [], 1
-    for name in swap.tensors:
-        share, parts = _parts_of(plan, name)
-        sent = plan.held_bytes(name) * (size - 1) / size
-        moved.append(f"{name} {mib(sent * parts / share)}")
-    return swap.dim, "all-to-all", ", ".join(moved) + (f", in {parts} parts" if parts > 1 else "")
+def _swap_rows(plan: Plan, swaps: Iterable[Swap]) -> list[tuple[str, str, str]]:
+    """All-to-alls, three tensors a row; those over the same ranks side by side."""
+    rows = []
+    for dim, run in groupby(swaps, lambda swap: swap.dim):
+        moved, parts, size = [], 1, plan.program.mesh.extent(dim)
+        for name in [name for swap in run for name in swap.tensors]:
+            share, parts = _parts_of(plan, name)
+            sent = plan.held_bytes(name) * (size - 1) / size
+            moved.append(f"{called(name)} {mib(sent * parts / share)}")
+        often = f", in {parts} parts" if parts > 1 else ""
+        for i in range(0, len(moved), 3):
+            rows.append((dim, "all-to-all", ", ".join(moved[i : i + 3]) + often))
+    return rows
 
 
 def _parts_of(plan: Plan, name: str) -> tuple[int, int]:
@@ -146,7 +156,7 @@ def _stage_rows(plan: Plan) -> list[tuple[str, str, str]]:
         rounds = _loop_rows(plan, loop, rounds, gathered, rows)
         if loop.outputs:
             rows.append(moves.home_row(plan, loop))
-    return rows + [moves.reduce_row(plan, reduce) for reduce in nest.reduces]
+    return rows + moves.reduce_rows(plan)
 
 
 def _loop_rows(
@@ -158,7 +168,7 @@ def _loop_rows(
 ) -> int:
     """Add the rows of a loop that runs so many times; return how often its tiles come by."""
     mesh = plan.program.mesh
-    tensors = " and ".join(loop.tensors)
+    tensors = " and ".join(map(called, loop.tensors))
     for stage in loop.stages:
         size = mesh.extent(stage.dim)
         tile = 0
@@ -214,19 +224,27 @@ def peak_bytes(plan: Plan) -> int:
     return max(trace(plan, rank).peak() for rank in range(plan.program.mesh.size))
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: Plan, both: Both | None = None) -> str:
     inputs = sum(plan.held_bytes(tensor.name) for tensor in plan.program.inputs)
     multiple = global_multiple(plan)
-    split, grouped, batch = (split_of(plan, axis) for axis in ("H", "G", "B"))
+    split, grouped, batch = (split_of(plan, axis, both) for axis in ("H", "G", "B"))
     needs = [f"the whole sequence a multiple of {multiple}"] if multiple > 1 else []
     needs += [f"B of {batch}"] if batch > 1 else []
     needs += [f"K of {split}"] if split > 1 else []
     needs.append(f"H of {grouped} K" if grouped > 1 else "H of K")
-    text = (
-        f"Memory at the peak: {mib(peak_bytes(plan))} a rank for this problem, of which the inputs "
-        f"are {mib(inputs)}. Other sizes run too: {', '.join(needs)}."
-    )
-    return "\n".join(wrap(text, WIDTH))
+    if both:
+        most = kept.backward_peak_bytes(plan, both.backward)
+        text = (
+            f"Memory at the peak: {mib(kept.peak_bytes(plan, both.backward))} a rank for this "
+            f"problem, of which the inputs are {mib(inputs)}; {mib(most)} in the backward, of which "
+            f"{mib(kept.nbytes(plan, both.backward))} were kept for it: q, k, v, out and lse, as the {'body' if both.save == 'inner' else 'caller'} has them."
+        )
+    else:
+        text = (
+            f"Memory at the peak: {mib(peak_bytes(plan))} a rank for this problem, of which the "
+            f"inputs are {mib(inputs)}."
+        )
+    return "\n".join(wrap(f"{text} Other sizes run too: {', '.join(needs)}.", WIDTH))
 
 
 def _order(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 from mercurygen.emit.loops import column_parts, part_counts, runs_of_chunk
 from mercurygen.emit.needed import need_form
 from mercurygen.emit.words import letters, variable
+from mercurygen.ir.problem import ATTENTION
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, visible
 
@@ -25,7 +26,8 @@ def mask_form(plan: Plan) -> Form:
     whole = plan.nest.begin == "only" and not any(loop.outputs for loop in plan.nest.loops)
     if plan.program.mask == "full" or whole:
         return "all"
-    if plan.nest.begin == "first" and set(plan.nest.walks) == set(plan.row_dims):
+    ours = plan.nest.begin == "first" or plan.program.operator != ATTENTION[0]
+    if ours and set(plan.nest.walks) == set(plan.row_dims):
         spans = [range(plan.program.mesh.extent(dim)) for dim in plan.row_dims]
         places = [dict(zip(plan.row_dims, place, strict=True)) for place in product(*spans)]
         slots = [plan.rows(place) for place in places]
@@ -41,12 +43,14 @@ def _holds(plan: Plan, form: str, slots: list[tuple[int, ...]]) -> bool:
         == _closed_form(form, me, owner, len(rows))
         for me, rows in enumerate(slots)
         for owner, cols in enumerate(slots)
-        if me != owner
+        if me != owner or plan.nest.begin != "first"
     )
 
 
 def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]:
     whole, half = (0, size), size // 2
+    if owner == me:
+        return (Block(whole, whole, True),)
     if form == "before":
         return (Block(whole, whole, False),) if owner < me else ()
     if form == "stripes":
@@ -59,7 +63,10 @@ def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]
 def visible_functions(plan: Plan) -> list[str]:
     """`_visible`, and `_chunks` where something goes by their numbers."""
     form = mask_form(plan)
-    fixed = {"halves": _VISIBLE_HALVES, "stripes": _VISIBLE_STRIPES, "chunks": _VISIBLE_CHUNKS}
+    halves, stripes = _VISIBLE_HALVES, _VISIBLE_STRIPES
+    if plan.nest.begin != "first":  # of our own tile, too
+        halves, stripes = _ALL_HALVES, _ALL_STRIPES
+    fixed = {"halves": halves, "stripes": stripes, "chunks": _VISIBLE_CHUNKS}
     texts = [fixed[form]] if form in fixed else []
     if "chunks" in (form, need_form(plan)) and plan.program.order.dims:
         texts.append(chunks(plan))
@@ -78,6 +85,22 @@ _VISIBLE_STRIPES = '''\
 def _visible(me: int, owner: int) -> tuple[slice, slice]:
     """Rows of q, and columns of k and v, of which the causal mask leaves row i columns up to i."""
     if owner < me:  # its token i comes before our token i, and its next one after
+        return slice(None), slice(None)
+    return slice(1, None), slice(None, -1)  # its token i comes after our token i'''
+
+_ALL_HALVES = '''\
+def _visible(me: int, owner: int, tokens: int) -> tuple[slice, slice, bool]:
+    """Rows of q, columns of k and v that the causal mask leaves, and whether it cuts them."""
+    if owner == me:
+        return slice(None), slice(None), True
+    if owner < me:  # its early run is before all of ours, its late run after all
+        return slice(None), slice(0, tokens // 2), False
+    return slice(tokens // 2, None), slice(None), False  # our late run is after both of its runs'''
+
+_ALL_STRIPES = '''\
+def _visible(me: int, owner: int) -> tuple[slice, slice]:
+    """Rows of q, and columns of k and v, of which the causal mask leaves row i columns up to i."""
+    if owner <= me:  # its token i comes before our token i, or is it, and its next one after
         return slice(None), slice(None)
     return slice(1, None), slice(None, -1)  # its token i comes after our token i'''
 

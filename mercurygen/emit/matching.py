@@ -5,13 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from mercurygen.emit.handles import DeviceMesh
 from mercurygen.emit.python_expressions import Complaint
-from mercurygen.emit.values import (
-    DeviceMesh,
-    Dtype,
-    Storage,
-    Tensor,
-)
+from mercurygen.emit.values import Dtype, Storage, Tensor
+from mercurygen.ir.problem import ATTENTION
 from mercurygen.lower.events import (
     Batch,
     Cast,
@@ -82,7 +79,9 @@ class Matching:
                     elif isinstance(event, Pack | Cut) and source in self.trace.inputs.values():
                         self.picked[target] = event
                 case Fill(outputs):
-                    self.filled |= dict(zip(outputs, (0.0, float("-inf")), strict=True))
+                    values = (0.0, float("-inf")) if self.program.operator == ATTENTION[0] else ()
+                    values = values or (0.0,) * len(outputs)
+                    self.filled |= dict(zip(outputs, values, strict=True))
                 case Return(name, buffer):
                     self.returns[name] = buffer
             self.index += 1

@@ -31,6 +31,17 @@ def home_row(plan: Plan, loop: Loop) -> Row:
     return dim, how, f"{named} {most}{mib(max(totals))} in {times(steps, 'step')}"
 
 
+def reduce_rows(plan: Plan) -> list[Row]:
+    """Of all reductions; sums over the same ranks in one row."""
+    rows: list[Row] = []
+    for reduce in plan.nest.reduces:
+        row = reduce_row(plan, reduce)
+        if rows and rows[-1][:2] == row[:2] and reduce.kind == "sum":
+            row = (*row[:2], f"{rows.pop()[2]}, {row[2]}")
+        rows.append(row)
+    return rows
+
+
 def reduce_row(plan: Plan, reduce: Reduce) -> Row:
     """Of a reduction, counted as rings."""
     program, size = plan.program, plan.program.mesh.extent(reduce.dim)
@@ -42,6 +53,9 @@ def reduce_row(plan: Plan, reduce: Reduce) -> Row:
         split = [d for d in program.mesh.names if program.stored(tensor, d) and d not in whole]
         elements = plan.nbytes(name, tuple(split)) // plan.itemsize(tensor.dtype)
         sizes[name] = elements * plan.itemsize(plan.partial(tensor)) * (size - 1) / size
+    if reduce.kind == "sum":
+        ways, how = (1, "reduce-scatter") if reduce.axis else (2, "all-reduce")
+        return reduce.dim, how, ", ".join(f"{x} {mib(ways * n)}" for x, n in sizes.items())
     if reduce.axis is not None:
         return reduce.dim, "all-to-all", ", ".join(f"{x} {mib(n)}" for x, n in sizes.items())
     out, lse = reduce.tensors

@@ -11,16 +11,10 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from mercurygen.emit.handles import Group, Operation, Work
 from mercurygen.emit.matching import Matching
 from mercurygen.emit.python_expressions import Complaint
-from mercurygen.emit.values import (
-    EXTERNALS,
-    Group,
-    Operation,
-    Storage,
-    Tensor,
-    Work,
-)
+from mercurygen.emit.values import EXTERNALS, Storage, Tensor
 from mercurygen.lower.events import (
     Batch,
     Collective,

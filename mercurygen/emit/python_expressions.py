@@ -39,6 +39,14 @@ class Host:
     visible: ClassVar[frozenset[str]] = frozenset()
 
 
+class Keeper(Host):
+    """An object whose attributes interpreted code may set."""
+
+    def keep(self, name: str, value: Any) -> None:
+        """Set one."""
+        raise NotImplementedError
+
+
 class External(Host):
     """A name of another package that nothing stands for here."""
 
@@ -283,6 +291,8 @@ class Expressions(Bounded):
                         values[i : i + rest] = [values[i : i + rest]]
                 for inner, each in zip(targets, values, strict=True):
                     self.assign(inner, each, scope)
+            case ast.Attribute(ast.Name(name), attribute) if isinstance(scope[name], Keeper):
+                scope[name].keep(attribute, value)
             case _:
                 raise unknown(target)
 

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from mercurygen.emit import autograd
 from mercurygen.emit.python_bounds import MOST_CALLS, MOST_STEPS
 from mercurygen.emit.python_expressions import (
     Complaint,
@@ -75,7 +76,8 @@ class Interpreter(Expressions):
         if name in functions:
             value: Any = self.function(functions[name], self.top, self.hooks.get(name))
         elif name in classes:
-            value = self.record(classes[name])
+            is_function = [ast.unparse(x) for x in classes[name].bases] == [autograd.BASE]
+            value = (self.autograd if is_function else self.record)(classes[name])
         elif name in constants:
             value = constants[name]
         elif name in self.module.imports:
@@ -103,10 +105,12 @@ class Interpreter(Expressions):
 
     # --- functions and records ----------------------------------------------------------------
 
-    def function(self, node: ast.FunctionDef, outer: Scope, hook: Callable | None) -> Callable:
-        """A function of the text, as one of Python."""
+    def function(
+        self, node: ast.FunctionDef, outer: Scope, hook: Callable | None, method: bool = False
+    ) -> Callable:
+        """A function of the text, as one of Python; method: whose decorators are known."""
         spec = node.args
-        if node.decorator_list or spec.vararg or spec.kwarg:
+        if (node.decorator_list and not method) or spec.vararg or spec.kwarg:
             raise Complaint(f"not understood: the signature of {node.name}")
         positional = [a.arg for a in (*spec.posonlyargs, *spec.args)]
         every = [*positional, *(a.arg for a in spec.kwonlyargs)]
@@ -156,6 +160,13 @@ class Interpreter(Expressions):
             if value is _END:
                 return
             yield value
+
+    def autograd(self, node: ast.ClassDef) -> autograd.Function:
+        """The autograd function of the text."""
+        known = {name for table in self.module for name in table}
+        found = autograd.methods(node, self.imports, known)
+        both = (self.function(found[x], self.top, None, True) for x in ("forward", "backward"))
+        return autograd.Function(*both)
 
     def record(self, node: ast.ClassDef) -> Callable:
         """A NamedTuple class of the text, as the function that makes one."""
@@ -220,8 +231,10 @@ class Interpreter(Expressions):
                 self.assign(target, self.eval(value, scope), scope)
             case ast.FunctionDef(name):
                 scope[name] = self.function(stmt, scope, None)
-            case ast.Delete([ast.Name(name)]) if name in scope:
-                del scope[name]
+            case ast.Delete(targets) if all(isinstance(x, ast.Name) for x in targets):
+                for name in [x.id for x in targets]:
+                    if dict.pop(scope, name, self) is self:
+                        raise unknown(stmt)
             case _:
                 raise unknown(stmt)
         return None

@@ -14,8 +14,8 @@ from mercurygen.lower.plan import Gather, Loop, Plan, Swap
 # --- the public function ----------------------------------------------------------------------
 
 
-def body(plan: Plan) -> list[str]:
-    """Lines of the public function from the groups to its return."""
+def body(plan: Plan, both: bool = False) -> list[str]:
+    """Lines of the public function from the groups to its return; both: with out and lse always."""
     parts = Parts(plan)
     lines = ["kv_heads = k.shape[2]"] if parts.grouped else []
     whole = [name for name in parts.tensors if not parts.tiled(name)]
@@ -24,18 +24,16 @@ def body(plan: Plan) -> list[str]:
     for loop in plan.nest.loops:
         if all(name in whole for name in loop.tensors):
             lines += _gather_whole(plan, loop)
-    lines += [
-        "out = q.new_empty(*q.shape[:3], v.shape[3])",
-        "whole = (out,)",
-        "if return_lse:",
-        "    dtype = torch.promote_types(q.dtype, torch.float32)",
-        "    lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=dtype)",
-        "    whole = (out, lse.transpose(1, 2).unsqueeze(3))  # [B, S, H, 1]",
-        "",
-        *_loop(plan, parts),
-        "return (out, lse) if return_lse else out",
+    lines.append("out = q.new_empty(*q.shape[:3], v.shape[3])")
+    of_lse = [
+        "dtype = torch.promote_types(q.dtype, torch.float32)",
+        "lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=dtype)",
+        "whole = (out, lse.transpose(1, 2).unsqueeze(3))  # [B, S, H, 1]",
     ]
-    return lines
+    if both:
+        return [*lines, *of_lse, "", *_loop(plan, parts)]
+    lines += ["whole = (out,)", "if return_lse:", *(f"    {line}" for line in of_lse), ""]
+    return [*lines, *_loop(plan, parts), "return (out, lse) if return_lse else out"]
 
 
 def _gather_whole(plan: Plan, loop: Loop) -> list[str]:

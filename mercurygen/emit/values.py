@@ -1,4 +1,4 @@
-"""What an interpreted module works on: tensors without elements, groups, handles.
+"""What an interpreted module works on: tensors without elements.
 
 A tensor is a view (shape, strides) of a storage. A storage knows how it was made, of which
 storage it is a copy, and which of the plan's buffers it turned out to be.
@@ -6,14 +6,13 @@ storage it is a copy, and which of the plan's buffers it turned out to be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
 from mercurygen.emit.python_bounds import MOST_PARTS, Complaint
 from mercurygen.emit.python_expressions import External, Host
-from mercurygen.ir.mesh import Mesh
 
 CONTIGUOUS = External("torch.contiguous_format")
 MOST_DIMS = 16  # of a tensor; modules have 6
@@ -57,6 +56,11 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
     ]
 
 
+def _sizes(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A shape that is given as numbers, or as one tuple of them."""
+    return shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+
+
 class Tensor(Host):
     """A view of a storage.
 
@@ -67,9 +71,11 @@ class Tensor(Host):
             along them; else None.
         sure: whether the strides are known, not only likely, as those of the caller's inputs.
         part: of what `unbind` gave, which it is.
+        turned: base and cuts of a view whose dimensions are those of its base in another order.
     """
 
     part: int | None = None
+    turned: tuple[tuple[int, ...], tuple[tuple[int, int], ...]] | None = None
 
     visible = frozenset(
         "shape dtype ndim size numel contiguous clone to transpose permute movedim unsqueeze "
@@ -172,7 +178,15 @@ class Tensor(Host):
         """The dimensions in another order; no copy."""
         if sorted(order) != list(range(self.ndim)):
             raise Complaint(f"permute{order} of {self.ndim} dimensions")
-        return self.view([self.dims()[i] for i in order])
+        view = self.view([self.dims()[i] for i in order])
+        if seen := self.seen:
+            view.turned = tuple(tuple(each[i] for i in order) for each in seen)
+        return view
+
+    @property
+    def seen(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]] | None:
+        """Base and cuts, in the order of its own dimensions."""
+        return self.turned if self.cuts is None else (self.base, self.cuts)
 
     def movedim(self, source: int, target: int) -> Tensor:
         """One dimension at another place; no copy."""
@@ -194,7 +208,12 @@ class Tensor(Host):
 
     def squeeze(self, dim: int) -> Tensor:
         """Without a dimension of size 1; no copy."""
-        return self.select(dim, 0) if self.shape[dim] == 1 else self
+        if self.shape[dim] != 1:
+            return self
+        view = self.select(dim, 0)
+        if (seen := self.seen) and seen[0][dim] == 1:
+            view.turned = tuple((*each[:dim], *each[dim + 1 :]) for each in seen)
+        return view
 
     def select(self, dim: int, index: int) -> Tensor:
         """One index of a dimension, which goes."""
@@ -251,7 +270,8 @@ class Tensor(Host):
 
     def __getitem__(self, index: Any) -> Tensor:
         index = index if isinstance(index, tuple) else (index,)
-        dims, cuts = self.dims(), list(self.cuts or ())
+        base, cuts = self.seen or ((), ())
+        dims, cuts = self.dims(), list(cuts)
         for i, each in enumerate(index):
             if not isinstance(each, slice) or each.step not in (None, 1):
                 raise Complaint(f"not understood: the index {each}")
@@ -260,7 +280,10 @@ class Tensor(Host):
             if cuts:
                 cuts[i] = (cuts[i][0] + taken.start, cuts[i][0] + taken.stop)
         view = self.view(dims)
-        view.cuts, view.base = tuple(cuts) if cuts else None, self.base
+        if self.cuts is not None:
+            view.cuts, view.base = tuple(cuts), self.base
+        elif cuts:
+            view.turned = base, tuple(cuts)
         return view
 
     def copy_(self, source: Tensor) -> None:
@@ -274,56 +297,17 @@ class Tensor(Host):
         self.storage.contents += 1
         self.storage.puts.append((source.storage, self.numel(), self.cuts))
 
-    def new_empty(self, *shape: int, dtype: Dtype | None = None) -> Tensor:
+    def new_empty(self, *shape: Any, dtype: Dtype | None = None) -> Tensor:
         """A new buffer."""
-        return Tensor.new(shape, dtype or self.dtype, "empty")
+        return Tensor.new(_sizes(shape), dtype or self.dtype, "empty")
 
-    def new_zeros(self, *shape: int, dtype: Dtype | None = None) -> Tensor:
+    def new_zeros(self, *shape: Any, dtype: Dtype | None = None) -> Tensor:
         """A new buffer."""
-        return Tensor.new(shape, dtype or self.dtype, 0.0)
+        return Tensor.new(_sizes(shape), dtype or self.dtype, 0.0)
 
     def new_full(self, shape: Sequence[int], value: float, dtype: Dtype | None = None) -> Tensor:
         """A new buffer."""
         return Tensor.new(shape, dtype or self.dtype, float(value))
-
-
-class Group(Host):
-    """The ranks along a dimension."""
-
-    visible = frozenset({"size", "rank"})
-
-    def __init__(self, dim: str, size: int, rank: int) -> None:
-        self.dim, self.size, self.rank = dim, lambda: size, lambda: rank
-
-
-class DeviceMesh(Host):
-    """The device mesh, as one rank sees it."""
-
-    visible = frozenset({"get_group"})
-
-    def __init__(self, mesh: Mesh, rank: int) -> None:
-        place = mesh.coordinate(rank)
-        self.groups = {dim.name: Group(dim.name, dim.size, place[dim.name]) for dim in mesh.dims}
-
-    def get_group(self, name: str) -> Group:
-        """The communicator along a dimension."""
-        return self.groups[name]
-
-
-class Work(Host):
-    """A handle: of one operation of a batch, or of a collective."""
-
-    visible = frozenset({"wait"})
-
-    def __init__(self, wait: Callable[[Work], None]) -> None:
-        self.wait = lambda: wait(self)
-
-
-class Operation(Host):
-    """A `P2POp`."""
-
-    def __init__(self, op: External, tensor: Tensor, *, group: Group, group_peer: int) -> None:
-        self.path, self.tensor, self.group, self.peer = op.path, tensor, group, group_peer
 
 
 def copied(parts: Sequence[Tensor], shape: Sequence[int], dtype: Dtype) -> Tensor:

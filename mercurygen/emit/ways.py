@@ -6,6 +6,13 @@ from mercurygen.emit.levels import PAIR, Names, with_owner
 from mercurygen.emit.templates import render
 from mercurygen.lower.plan import Plan
 
+_CARRIED = {
+    "pair": PAIR,
+    "of": "(out, lse) of every rank's queries",
+    "whose": "its queries",
+    "merge": "_merge(*share, *arriving)",
+}
+
 
 def ways_home(names: Names) -> list[str]:
     """Functions that bring results to the owners of their queries."""
@@ -30,7 +37,7 @@ def ways_home(names: Names) -> list[str]:
             texts += _to_owners(names, shares)
         else:
             alone = any(not loop.tensors for loop in loops if loop.home == "relayed")
-            texts.append(render("carry", alone=alone, raw=names.raw))
+            texts.append(render("carry", alone=alone, raw=names.raw, **_CARRIED))
     if names.raw and loops:
         dense = "list[Tensor]" if names.trimmed else "tuple[Tensor, ...]"
         values = {"share_type": shares, "dense_type": dense, "trimmed": names.trimmed}
@@ -59,26 +66,33 @@ def _to_owners(names: Names, shares: str) -> list[str]:
 
 def reductions(plan: Plan) -> list[str]:
     """Functions that merge what all ranks of a dimension have."""
-    texts, outer, zigzag = [], reduce_outer(plan), plan.program.order.halves == 2
+    texts, outer = [], reduce_outer(plan)
     kinds = dict.fromkeys(reduce.axis is None for reduce in plan.nest.reduces)
     for everywhere in kinds:
         if everywhere:
             texts.append(render("all_reduce", causal=plan.program.mask != "full"))
             continue
-        texts.append(
-            render(
-                "scatter",
-                zigzag_runs=zigzag and outer,
-                zigzag=zigzag,
-                runs=outer,
-                copies=zigzag or outer,
-                parameter=", outer: int" if outer else "",
-                argument=", outer" if outer else "",
-            )
-        )
+        values = {
+            "parameter": ", outer: int" if outer else "",
+            "argument": ", outer" if outer else "",
+        }
+        texts += [render("scatter", **values), deal(plan)]
         if not plan.before:  # else the border has it
             texts.append(render("all_to_all"))
     return texts
+
+
+def deal(plan: Plan) -> str:
+    """`_deal`: what each rank of a group owns of a tensor."""
+    outer, zigzag = reduce_outer(plan), plan.program.order.halves == 2
+    return render(
+        "deal",
+        zigzag_runs=zigzag and outer,
+        zigzag=zigzag,
+        runs=outer,
+        copies=zigzag or outer,
+        parameter=", outer: int" if outer else "",
+    )
 
 
 def reduce_outer(plan: Plan) -> bool:

@@ -10,6 +10,11 @@ from mercurygen.ir.names import MODULE
 _PLURALS = {"gpu": "GPUs", "half": "halves", "switch": "switches"}
 
 
+def called(name: str) -> str:
+    """What emitted functions call a tensor of the operator."""
+    return "grad_out" if name == "do" else name
+
+
 def plural(name: str) -> str:
     """A level's name, for several of it."""
     return _PLURALS.get(name, f"{name}s")

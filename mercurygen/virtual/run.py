@@ -100,7 +100,8 @@ def play(
     Raises:
         VirtualError: at the first thing that is wrong.
     """
-    ranks = Ranks(text, operator, file, schedule.mesh.size)
+    moves = schedule.backward is not None and schedule.backward.save == "outer"
+    ranks = Ranks(text, operator, file, schedule.mesh.size, moves_lse=moves)
     if begun is not None:
         begun(ranks.stage)
     trials = OWN_TRIALS if isinstance(schedule.problem, Sizes) else TRIALS
@@ -123,9 +124,13 @@ class Ranks:
         operator: that it computes.
         file: its name.
         count: of the ranks.
+        moves_lse: whether lse goes to the caller's layout even if it is not handed out.
     """
 
-    def __init__(self, text: str, operator: Operator, file: str, count: int) -> None:
+    def __init__(
+        self, text: str, operator: Operator, file: str, count: int, *, moves_lse: bool = False
+    ) -> None:
+        self.moves_lse = moves_lse
         self.operator, self.count, self.operations = operator, count, 0
         self.stage = Stage(count, file)
         self.network = Network(self.stage)
@@ -247,7 +252,8 @@ class Ranks:
         low = torch.finfo(getattr(torch, trial.dtype)).bits == 16
         self.play(act, low=low, split_handles=trial.split_handles)
         self.operations += sum(rank.started for rank in self.ranks)
-        traces = [trace(plan, n, with_lse=trial.with_lse) for n in range(self.count)]
+        with_lse = trial.with_lse or self.moves_lse
+        traces = [trace(plan, n, with_lse=with_lse) for n in range(self.count)]
         for rank in self.ranks:
             compare(rank.number, rank.calls, traces[rank.number], waits=False)
         error = max(self._error(plan, trial, n, results[n], want, seed) for n in results)

@@ -1,0 +1,344 @@
+"""Emitted text of gradients: tiles come by again, and the gradients of what comes by go with them.
+
+A nest of several loops prints as functions that call each other: `_gradients`, one for every loop
+inside it, and `_tile_gradients` for what is inside all of them.
+"""
+
+from __future__ import annotations
+
+from mercurygen.emit import masks, walk
+from mercurygen.emit.border import in_runs, is_striped, runs_argument, split_function
+from mercurygen.emit.levels import Level, Names, with_owner
+from mercurygen.emit.rings import name_of, ring_of
+from mercurygen.emit.templates import render
+from mercurygen.emit.ways import deal, reduce_outer
+from mercurygen.emit.words import called, variable
+from mercurygen.lower.plan import Gather, Loop, Plan
+
+GIVEN = ("grad_out", "q", "k", "v", "out", "lse")  # as functions take them
+SHARE = "tuple[Tensor, ...]"
+_TILES = {"q": "queries", "k": "keys", "v": "values", "out": "outs", "lse": "lses", "do": "grads"}
+
+
+def not_emitted(plan: Plan) -> str | None:
+    """What of a plan of gradients has no text yet."""
+    loops = plan.nest.loops
+    walks = [walk for loop in loops for walk in loop.walks]
+    if plan.tiles:
+        return "a backward in parts"
+    if any(loop.walks and loop.home != "relayed" for loop in loops):
+        return "a backward where tiles come by and gradients of theirs do not go on with them"
+    if len({loop.outputs for loop in loops if loop.walks}) > 1:
+        return "a backward where some gradients travel inside the ring of others"
+    if any(not loop.tensors or len(loop.walks) > 1 or loop.partner for loop in loops if loop.walks):
+        return "a backward with rings of this kind"
+    if len({ring_of(plan, walk) for walk in walks}) > 1 or any(walk.direct for walk in walks):
+        return "a backward with direct rings, or rings of several kinds"
+    if any(reduce.kind != "sum" or reduce.dtype for reduce in plan.nest.reduces):
+        return "gradients that cross links in less than float32"
+    if any(r.axis not in (None, *plan.program.mask_axes) for r in plan.nest.reduces):
+        return "gradients that are dealt out along another axis than the sequence"
+    if plan.nest.begin == "only" and any(reduce.axis is None for reduce in plan.nest.reduces):
+        return "gradients of one block that are added up on every rank"
+    return None
+
+
+class Gradients(Names):
+    """How the functions of a plan's nest are called, and what they are given."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        walks = plan.nest.walks
+        if len(walks) == 1:
+            self.letters = {**self.letters, walks[0]: "owner"}
+        moving = {name for loop in plan.nest.loops for name in loop.outputs}
+        names = [tensor.name for tensor in self.program.outputs]
+        self.every = tuple(names)
+        self.moving = tuple(name for name in names if name in moving)
+        self.staying = tuple(name for name in names if name not in moving)
+
+    def function(self, index: int) -> str:
+        """The name of a level's function."""
+        if index == 0:
+            return "_gradients"
+        level = self.levels[index]
+        return "_tile_gradients" if level.last else f"_gradients_along_{level.loop.walks[-1].dim}"
+
+    def given(self, index: int) -> list[str]:
+        """Parameters of a level, each with its type."""
+        tensors = [*(self.staying if index else ()), *GIVEN]
+        places = [f"{self.letters[dim]}: int" for dim in self.places(index)]
+        groups = [f"{variable(dim)}: dist.ProcessGroup" for dim in self.groups(index)]
+        return [*(f"{x}: Tensor" for x in tensors), *places, *groups, "scale: float"]
+
+    def groups(self, index: int) -> list[str]:
+        """Dimensions whose communicator a level or what is inside it needs."""
+        used = set(super().groups(index))
+        if index == 0:
+            used |= {reduce.dim for reduce in self.plan.nest.reduces}
+        return [dim for dim in self.program.mesh.names if dim in used]
+
+    def slot(self, axis: str) -> str:
+        """The number, row-major, of the rank whose tile is worked on along an axis of the mask."""
+        number = ""
+        for dim in self.plan.row_dims:
+            walked = self.walked(axis, dim)
+            if number:
+                number = f"({number})" if " " in number else number
+                number = f"{number} * {variable(dim)}.size() + "
+            number += self.letters[dim] if walked else f"{variable(dim)}.rank()"
+        return number
+
+    def inner_call(self, index: int) -> str:
+        """A call of the next level on a tile."""
+        tiles = {x: _TILES[x] for x in self.levels[index].loop.tensors}
+        names = {called(x): x for x in ("do", *GIVEN[1:])}
+        tensors = [tiles.get(names[x], x) for x in GIVEN]
+        places = [self.letters[dim] for dim in self.places(index + 1)]
+        groups = [variable(dim) for dim in self.groups(index + 1)]
+        given = [*self.staying, *tensors, *places, *groups, "scale"]
+        return f"{self.function(index + 1)}({', '.join(given)})"
+
+
+def needs_function(plan: Plan) -> bool:
+    """Whether the gradients are more than one call of the kernel."""
+    return bool(plan.nest.loops or plan.nest.reduces) or plan.nest.begin != "only"
+
+
+def call(plan: Plan) -> str:
+    """The call that gives dq, dk and dv."""
+    if not needs_function(plan):
+        causal = plan.program.mask == "causal"
+        return f"_block_backward({', '.join(GIVEN)}, scale, {causal=})"
+    groups = [variable(dim) for dim in Gradients(plan).groups(0)]
+    return f"_gradients({', '.join([*GIVEN, *groups, 'scale'])})"
+
+
+def functions(plan: Plan) -> list[str]:
+    """`_gradients` and what it comes to, callers first."""
+    if not needs_function(plan):
+        return []
+    names = Gradients(plan)
+    texts = [_function(names, index) for index in range(len(names.levels))]
+    if names.moving:
+        moved = " and ".join(next(loop.tensors for loop in plan.nest.loops if loop.walks))
+        values = {
+            "pair": SHARE,
+            "of": f"({', '.join(names.moving)}) of every rank's {moved}",
+            "whose": f"its {moved}",
+            "merge": "_add(share, arriving)",
+        }
+        texts.append(render("carry", alone=False, raw=False, **values))
+    return [*texts, *_sums(plan), *masks.visible_functions(plan), *walk.functions(plan)]
+
+
+def heading(plan: Plan) -> str:
+    """What moves, in a few words."""
+    loops = [loop for loop in plan.nest.loops if loop.walks]
+    if loops:
+        names = Gradients(plan)
+        moved = " and ".join(loops[0].tensors) if len(loops[0].tensors) < 3 else "queries"
+        return f"backward: {moved} come by, {' and '.join(names.moving)} go on with them"
+    return "backward" if plan.nest.loops else "backward: what only it uses"
+
+
+# --- the functions ------------------------------------------------------------------------------
+
+
+def _function(names: Gradients, index: int) -> str:
+    """One level."""
+    level, first = names.levels[index], index == 0
+    result = SHARE
+    lines = [
+        f"def {names.function(index)}({', '.join(names.given(index))}) -> {result}:",
+        f'    """{_doc(names, index)}"""',
+    ]
+    for loop in level.gathers:
+        gathered = _tiles(names, loop, index)
+        lines.append(f"    {_listed(loop.tensors)} = {gathered}")
+    if level.last:
+        lines += _body(names, index)
+    else:
+        lines += [f"    {line}" for line in _made(names.staying)] if first else []
+        lines += _ring(names, index)
+    if not first:
+        return "\n".join(lines)
+    lines += _reduced(names)
+    return "\n".join([*lines, f"    return tuple(x.to(q.dtype) for x in ({_every(names)}))"])
+
+
+def _every(names: Gradients) -> str:
+    return ", ".join(names.every)
+
+
+def _listed(tensors: tuple[str, ...]) -> str:
+    """Variables of some tensors, as the target of an assignment."""
+    names = ", ".join(called(x) for x in tensors)
+    return names if len(tensors) > 1 else f"({names},)"
+
+
+def _doc(names: Gradients, index: int) -> str:
+    """What a level does."""
+    if index == 0:
+        return "Gradients of q [B, s, h, D], k [B, s, k, D] and v [B, s, k, E], in their dtype."
+    stay, move = " and ".join(names.staying), " and ".join(names.moving)
+    level = names.levels[index]
+    if level.last:
+        return f"Add to {stay} what these tiles give; return their {move}, of the same dtype."
+    dim = level.loop.walks[-1].dim
+    return f"Add to {stay} what the tiles along {dim} give; return {move} of the tile of this rank."
+
+
+def _made(outputs: tuple[str, ...]) -> list[str]:
+    """Zeros that gradients are added to."""
+    of = [x.removeprefix("d") for x in outputs]
+    if len(of) == 1:
+        return [f"{outputs[0]} = {of[0]}.new_zeros({of[0]}.shape, dtype=lse.dtype)"]
+    made = f"(x.new_zeros(x.shape, dtype=lse.dtype) for x in ({', '.join(of)}))"
+    return [f"{', '.join(outputs)} = {made}"]
+
+
+def _tiles(names: Gradients, loop: Loop, index: int) -> str:
+    """What a loop starts from, gathered over its leading stages."""
+    own = [called(x) for x in loop.tensors]
+    if index == 0:
+        made = [f"{x}.contiguous()" for x in own]
+        own = [
+            x if _packed(names.plan, t) else y
+            for t, x, y in zip(loop.tensors, own, made, strict=True)
+        ]
+    tiles = f"({own[0]},)" if len(own) == 1 else f"({', '.join(own)})"
+    for stage in loop.leading:
+        group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
+        tiles = f"_gather({tiles}, {group})"
+    return tiles
+
+
+def _packed(plan: Plan, name: str) -> bool:
+    """Whether a border, this one or the forward's, leaves a tensor contiguous."""
+    tensor = plan.program.tensor(name)
+    dealt = {axis for axis in tensor.pin if axis and axis != plan.program.sequence(tensor)}
+    return bool(dealt) or any(name in swap.tensors for swap in plan.before)
+
+
+def _walk(names: Gradients, index: int) -> str:
+    """The tiles of a level, one after the other."""
+    loop = names.levels[index].loop
+    ring = name_of(names.plan, loop.walks[-1])
+    call = f"{ring}({_tiles(names, loop, index)}, {variable(loop.walks[-1].dim)})"
+    for stage in loop.walking[1:]:
+        if isinstance(stage, Gather):
+            group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
+            call = f"_gather_ahead({call}, {group})"
+    return call
+
+
+def _ring(names: Gradients, index: int) -> list[str]:
+    """A loop whose gradients travel."""
+    level: Level = names.levels[index]
+    dim = level.loop.walks[-1].dim
+    tile = ", ".join(_TILES[x] for x in level.loop.tensors)
+    target = f"{names.letters[dim]}, ({tile})" if with_owner(names.plan) else tile
+    lines = [f"    shares = ({names.inner_call(index)} for {target} in {_walk(names, index)})"]
+    carried = f"_carry(shares, {variable(dim)})"
+    if index:
+        return [*lines, f"    return {carried}"]
+    target = _listed(names.moving)
+    return [*lines, f"    {target} = {carried}"]
+
+
+def _body(names: Gradients, index: int) -> list[str]:
+    """The body on what the mask leaves of the tiles that are here."""
+    plan, every = names.plan, _every(names)
+    if plan.nest.begin == "only":
+        causal = plan.program.mask == "causal"
+        share = f"_block_backward({', '.join(GIVEN)}, scale, {causal=})"
+        if plan.nest.reduces:  # they are added up in float32
+            return [f"    {every} = (x.to(lse.dtype) for x in {share})"]
+        return [f"    {every} = {share}"]
+    lines = [f"    {line}" for line in _made(names.moving if index else names.every)]
+    end = [f"    return {', '.join(names.moving)}"] if index else []
+    if index and len(names.moving) == 1:
+        end = [f"    return ({names.moving[0]},)"]
+    form = masks.mask_form(plan)
+    if form == "all":
+        share = f"_block_backward({', '.join(GIVEN)}, scale, causal=False)"
+        return [*lines, f"    _add(({every}), {share})", *end]
+    block = (
+        "_block_backward(grad_out[:, rows], q[:, rows], k[:, cols], v[:, cols], out[:, rows], "
+        "lse[:, :, rows], scale, causal)"
+    )
+    parts = ", ".join(f"{x}[:, {'rows' if x == 'dq' else 'cols'}]" for x in names.every)
+    rows, cols = names.program.mask_axes
+    if form == "chunks":
+        return [
+            *lines,
+            f"    mine, theirs = {names.chunks(rows)}, {names.chunks(cols)}",
+            "    for rows, cols, causal in _visible(mine, theirs, q.shape[1] // len(mine)):",
+            f"        _add(({parts}), {block})",
+            *end,
+        ]
+    me, owner = names.slot(rows), names.slot(cols)
+    if len(plan.row_dims) > 1:
+        lines.append(f"    me, owner = {me}, {owner}")
+        me, owner = "me", "owner"
+    if form == "before":
+        whole = block.replace("[:, rows]", "").replace("[:, cols]", "").replace("[:, :, rows]", "")
+        return [
+            *lines,
+            f"    if {owner} <= {me}:  # a later owner's tokens come after all of ours",
+            f"        share = {whole.replace('causal)', f'causal={owner} == {me})')}",
+            f"        _add(({every}), share)",
+            *end,
+        ]
+    tokens = ", q.shape[1]" if form == "halves" else ""
+    if form == "stripes":
+        block = block.replace("causal)", "causal=True)")
+    target = "rows, cols, causal" if form == "halves" else "rows, cols"
+    return [
+        *lines,
+        f"    {target} = _visible({me}, {owner}{tokens})",
+        f"    share = {block}",
+        f"    _add(({parts}), share)",
+        *end,
+    ]
+
+
+def _reduced(names: Gradients) -> list[str]:
+    """What is added up over ranks."""
+    plan, lines = names.plan, []
+    gathered = ", ".join(called(x) for loop in names.levels[0].gathers for x in loop.tensors)
+    if gathered and plan.nest.reduces:
+        lines.append(f"    del {gathered}  # of all ranks: what is added up needs room")
+    for reduce in plan.nest.reduces:
+        group = variable(reduce.dim) + (_runs(plan, reduce.join) if reduce.axis else "")
+        call = "_sum_of_part" if reduce.axis else "_sum_over"
+        lines += [f"    {x} = {call}({x}, {group})" for x in reduce.tensors]
+    return lines
+
+
+def _runs(plan: Plan, join) -> str:
+    """`, 2`: runs that stay together, where the function takes them."""
+    if is_striped(plan):
+        return runs_argument(plan, join)
+    return f", {join.outer}" if reduce_outer(plan) else ""
+
+
+def _sums(plan: Plan) -> list[str]:
+    """Functions that add up what all ranks of a dimension have."""
+    texts = []
+    if any(reduce.axis is None for reduce in plan.nest.reduces):
+        texts.append(render("operator_reduce", sum_all=True, sum_part=False))
+    if any(reduce.axis for reduce in plan.nest.reduces):
+        striped = is_striped(plan) and not in_runs(plan)
+        if striped:
+            takes = bool(runs_argument(plan, plan.nest.reduces[0].join))
+            more = ("", ", inner")[takes]
+            parts, parameter = f"_split(x, group.size(){more})", ("", ", inner: int")[takes]
+            extra = split_function(plan)
+        else:
+            outer = reduce_outer(plan)
+            parts = f"_deal(x, 1, group.size(){', outer' if outer else ''})"
+            parameter, extra = ", outer: int" if outer else "", [deal(plan)]
+        texts += [render("sum_of_part", parts=parts, parameter=parameter), *extra]
+    return texts
