@@ -29,6 +29,7 @@ from mercurygen.emit.needed import need_form, uneven
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.operator import Operator
+from mercurygen.ir.problem import BACKWARD
 from mercurygen.ir.program import SEQUENCE
 from mercurygen.lower.plan import Plan, Swap
 from mercurygen.schedule.schedule import Schedule
@@ -120,8 +121,17 @@ def _signed(body: str, name: str) -> str:
 def refuse(
     plan: Plan, operator: Operator | None = None, backward: Plan | None = None
 ) -> Refusal | None:
-    """Refuse what modules cannot say yet: other pins, and plans that are not emitted."""
+    """Refuse what modules cannot say yet: other pins, and plans that are not emitted.
+
+    Args:
+        plan: of the forward; of gradients by themselves only what keeps them from being part of a
+            module is looked at.
+        operator: whose lines are the body, where no kernel is.
+        backward: of the gradients, if the module is differentiable.
+    """
     program = plan.program
+    if program.operator in BACKWARD:
+        return _refused(_backward_not_emitted(plan))
     if program.kernel == OWN_BODY and operator is not None:
         return _refused(operator_refusals.not_emitted(plan, operator))
     for tensor in program.tensors:
