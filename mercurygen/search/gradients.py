@@ -72,6 +72,7 @@ class Gradients:
         limit: int,
         objective: str,
         emits: Callable[[Plan], Refusal | None] | None,
+        own: bool = False,
     ) -> None:
         """
         Args:
@@ -79,7 +80,9 @@ class Gradients:
             limit: bytes of a GPU.
             objective: "time" or "memory".
             emits: refuses backward plans that have no module yet.
+            own: look at the design's own backward only.
         """
+        self.own = own
         self.network, self.limit, self.objective, self.emits = network, limit, objective, emits
         self._found: dict[tuple, Gradient | Refusal] = {}
 
@@ -103,6 +106,8 @@ class Gradients:
             if isinstance(own, Gradient):
                 own = replace(own, backward=_section(whole, program, own))
             yield own, design
+            if self.own:
+                return
         best = self._best(schedule, program)
         if not (isinstance(own, Gradient) and isinstance(best, Gradient) and own.plan == best.plan):
             yield best, None

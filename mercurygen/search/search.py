@@ -86,7 +86,9 @@ def search(
     local, loaded = problem.split_heads(tp), operators.load(operator)
     axes = None if whole else usual_axes(loaded, local, spanned)
     asked = Asked(loaded, local, spanned, order, design, axes)
-    gradients = Gradients(network, limit, objective, emits) if passes == "train" else None
+    gradients = None
+    if passes == "train":
+        gradients = Gradients(network, limit, objective, emits, own=design is not None)
     tried = _Tried(header, network, limit, objective, emits, gradients)
     tried = _try(asked, tried, progress)
     ranked = _decide(tried.finalists(), network, objective, progress)

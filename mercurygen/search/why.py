@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mercurygen.cost.report import Cost
 from mercurygen.cost.topology import Level
-from mercurygen.schedule.directives import Parallelize, Shard, Shift, Tile
+from mercurygen.lower.plan import Plan
+from mercurygen.schedule.directives import Directive, Parallelize, Shard, Shift, Tile
 from mercurygen.search.result import Candidate, Result
 
 _PARTS = {
@@ -73,28 +74,35 @@ def what(candidate: Candidate) -> str:
 
     Of queries and results it says so: `walk q node; home node direct`.
     """
-    program, words = candidate.plan.program, []
-    for directive in candidate.schedule.directives:
+    words = _what(candidate.plan, candidate.schedule.directives)
+    if candidate.gradient is not None:
+        below = _what(candidate.gradient, candidate.schedule.backward.directives)
+        words.append(f"backward {'; '.join(below) or 'alike'}")
+    return "; ".join(words) or "one rank"
+
+
+def _what(plan: Plan, directives: tuple[Directive, ...]) -> list[str]:
+    program, words = plan.program, []
+    for directive in directives:
         match directive:
             case Parallelize(axis, dims):
                 words.append(f"{axis} over {', '.join(dims)}")
             case Shard(tensors, _, dims):
                 home = program.tensor(tensors[0]).role == "output"
-                words.append(
-                    f"{'scatter' if home else 'gather' + _queries(tensors)} {', '.join(dims)}"
-                )
+                way = "scatter" if home else "gather" + _queries(tensors)
+                words.append(f"{way} {', '.join(dims)}")
             case Shift(tensors, _, along):
                 home = program.tensor(tensors[0]).role == "output"
                 dims = ", ".join(map(str, along))
                 words.append(f"{'home' if home else 'walk' + _queries(tensors)} {dims}")
             case Tile():
                 words.append(str(directive))
-    return "; ".join(words) or "one rank"
+    return words
 
 
 def _queries(tensors: tuple[str, ...]) -> str:
-    """The name of what moves alone; keys and values go without saying."""
-    return f" {tensors[0]}" if len(tensors) == 1 else ""
+    """The name of the queries where they move; keys and values go without saying."""
+    return f" {tensors[0]}" if tensors[0] == "q" else ""
 
 
 def _figures(candidate: Candidate, objective: str) -> str:
