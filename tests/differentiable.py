@@ -259,7 +259,8 @@ def check_uses(rank: int, world: int, text: str, problem: Problem) -> None:
     assert both.requires_grad and not lse.requires_grad and torch.equal(both, out)
     got = torch.autograd.grad(both, inputs, torch.ones_like(out))
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
-    grad, *_ = torch.autograd.grad(out, inputs, torch.ones_like(out), create_graph=True)
+    ones = torch.ones_like(out).requires_grad_()
+    grad, *_ = torch.autograd.grad(out, inputs, ones, create_graph=True)
     assert_refused(grad.sum().backward, "once_differentiable", error=RuntimeError)
 
 
@@ -293,13 +294,13 @@ def check_two_modules(
     rank: int, world: int, text: str, problem: Problem, other: str, second: Problem
 ) -> None:
     """Two modules in one process, one's backward inside the other's."""
-    cases = [
-        (case_of(*each, torch.float64), each[1]) for each in ((text, problem), (other, second))
-    ]
-    outs = [case.module.attention(*case.inputs, case.mesh) for case, _ in cases]
-    for (case, of), out in reversed(list(zip(cases, outs, strict=True))):
+    both = (text, problem), (other, second)
+    cases = [case_of(*each, torch.float64) for each in both]
+    outs = [case.module.attention(*case.inputs, case.mesh) for case in cases]
+    for i in (1, 0):
+        case, out = cases[i], outs[i]
         out.backward(case.grad_out)
-        compare(case, [out.detach(), *(x.grad for x in case.inputs)], of, torch.float64)
+        compare(case, [out.detach(), *(x.grad for x in case.inputs)], both[i][1], torch.float64)
 
 
 def check_flat(rank: int, world: int, text: str, problem: Problem) -> None:

@@ -103,6 +103,9 @@ def check_text(
     module = _module(tree)
     entry = plan.program.operator
     _check_mesh(module, mesh, entry)
+    if backward is None and CLASS in module.classes:
+        words = "the module has gradients, its schedule has no section backward"
+        raise TextMismatch(module.classes[CLASS].lineno, CLASS, words)
     sites = _sites(tree, module)
     if plan.program.kernel != "aten":
         return Summary((), mesh.size, 0, _named(sites))

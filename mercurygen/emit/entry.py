@@ -212,7 +212,8 @@ def _check_sizes(plan: Plan, both: Both | None = None) -> list[str]:
             f"    if {cut}.shape[1] % {chunks}:",
             f'        raise ValueError(f"{{shapes}}: S must be {must}")',
         ]
-    if masks.mask_form(plan) == "stripes" and not plan.before:
+    plans = [plan, *([both.backward] if both else [])]
+    if any(masks.mask_form(each) == "stripes" and not each.before for each in plans):
         lines += [
             "    if q.shape[1] < 2:",
             '        raise ValueError(f"{shapes}: S must be at least 2")',

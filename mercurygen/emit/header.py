@@ -234,10 +234,12 @@ def _memory(plan: Plan, both: Both | None = None) -> str:
     needs.append(f"H of {grouped} K" if grouped > 1 else "H of K")
     if both:
         most = kept.backward_peak_bytes(plan, both.backward)
+        saved = kept.nbytes(plan, both.backward)
+        where = "the body has them" if both.save == "inner" else "the caller has them"
         text = (
             f"Memory at the peak: {mib(kept.peak_bytes(plan, both.backward))} a rank for this "
-            f"problem, of which the inputs are {mib(inputs)}; {mib(most)} in the backward, of which "
-            f"{mib(kept.nbytes(plan, both.backward))} were kept for it: q, k, v, out and lse, as the {'body' if both.save == 'inner' else 'caller'} has them."
+            f"problem, of which the inputs are {mib(inputs)}; {mib(most)} in the backward, of "
+            f"which {mib(saved)} were kept for it: q, k, v, out and lse, as {where}."
         )
     else:
         text = (
