@@ -23,6 +23,7 @@ from mercurygen.errors import Refusal, UserError
 from mercurygen.ir.text import parse as parse_commir
 from mercurygen.lower.lower import lower
 from mercurygen.schedule.apply import apply
+from mercurygen.schedule.gradient import gradient
 from mercurygen.schedule.text import HEADER, parse
 from mercurygen.virtual.report import VirtualError
 from mercurygen.virtual.run import Ranks, play
@@ -179,9 +180,13 @@ def _tables(text: str) -> list[tuple[str, list[str]]]:
 def _run_schedule(text: str) -> None:
     source = parse(text, FILES["sched"])
     operator = operators.load(source.schedule.operator)
-    plan = lower(apply(operator, source.schedule, source.spans))
+    program = apply(operator, source.schedule, source.spans)
+    plan = lower(program)
     if isinstance(plan, Refusal):
         raise plan.error()
+    if source.schedule.backward is not None:
+        head = source.spans[len(source.schedule.directives)]
+        gradient(source.schedule, program, head)
 
 
 def _run_python(text: str) -> None:

@@ -78,9 +78,24 @@ def patterns() -> tuple[Pattern, ...]:
     return tuple(_pattern(block.strip().splitlines()) for block in blocks)
 
 
-def names() -> tuple[str, ...]:
-    """Names of the designs, in the order of their text."""
-    return tuple(pattern.name for pattern in patterns())
+def names(passes: str = "fwd") -> tuple[str, ...]:
+    """Names of the designs, in the order of their text.
+
+    Args:
+        passes: "train": also of those that only their backward tells from another.
+    """
+    every = tuple(pattern.name for pattern in patterns())
+    return every if passes == "train" else tuple(x for x in every if alike(x)[0] == x)
+
+
+def alike(name: str) -> tuple[str, ...]:
+    """Names of the designs that have this one's forward, in the order of their text."""
+
+    def forward(pattern: Pattern) -> tuple:
+        return pattern.roles, pattern.directives, pattern.tile, pattern.order
+
+    own = forward(get(name))
+    return tuple(pattern.name for pattern in patterns() if forward(pattern) == own)
 
 
 def get(name: str) -> Pattern:
@@ -92,7 +107,8 @@ def get(name: str) -> Pattern:
     for pattern in patterns():
         if pattern.name == name:
             return pattern
-    raise UserError("unknown-design", f"no design {shorten(name)!r}", help=closest(name, names()))
+    help = closest(name, names("train"))
+    raise UserError("unknown-design", f"no design {shorten(name)!r}", help=help)
 
 
 def most_roles() -> int:

@@ -89,7 +89,7 @@ class Gradients:
     def of(
         self, schedule: Schedule, program: Program, design: str | None
     ) -> Iterator[tuple[Gradient | Refusal, str | None]]:
-        """The best backward of a forward, and first, if it has a design, that of the design.
+        """The best backward of a forward, and first, if it has a design, those of designs with it.
 
         Each with the name of the design that both directions are; a refusal if there is none.
 
@@ -98,18 +98,19 @@ class Gradients:
             program: its program, complete.
             design: that the forward is an instance of.
         """
-        own: Gradient | Refusal | None = None
-        if design is not None:
-            lines = patterns.get(design).backward_on(schedule.mesh)
+        plans = []
+        for name in () if design is None else (design,) if self.own else patterns.alike(design):
+            lines = patterns.get(name).backward_on(schedule.mesh)
             whole = replace(schedule, backward=Backward(lines))
             own = self._priced(whole, program)
             if isinstance(own, Gradient):
+                plans.append(own.plan)
                 own = replace(own, backward=_section(whole, program, own))
-            yield own, design
-            if self.own:
-                return
+            yield own, name
+        if design is not None and self.own:
+            return
         best = self._best(schedule, program)
-        if not (isinstance(own, Gradient) and isinstance(best, Gradient) and own.plan == best.plan):
+        if isinstance(best, Refusal) or best.plan not in plans:
             yield best, None
 
     def _best(self, schedule: Schedule, program: Program) -> Gradient | Refusal:

@@ -102,7 +102,7 @@ def search(
         counts=tried.counts(),
         ranked=ranked,
         pareto=pareto(list(ranked)),
-        named=_named((design,) if design else patterns.names(), ranked, tried, asked),
+        named=_named((design,) if design else patterns.names(passes), ranked, tried, asked),
         unemitted=tried.better_unemitted(ranked[0]),
     )
 
@@ -271,8 +271,12 @@ def _check(objective: str, order: str | None, design: str | None, passes: str) -
         raise UserError("unknown-pass", f"no pass {passes!r}", help=closest(passes, PASSES))
     if order is not None and order not in ORDERS:
         raise UserError("unknown-order", f"no order {order!r}", help=closest(order, ORDERS))
-    if design is not None:
-        patterns.get(design)
+    if design is not None and patterns.get(design).name not in patterns.names(passes):
+        raise UserError(
+            "design-of-backward",
+            f"{design} is a design of the backward: its forward is that of another",
+            help="search it with `--pass train`",
+        )
 
 
 def _over(peak: int, limit: int) -> Refusal:
