@@ -3,6 +3,8 @@
     errors <- ir <- {dsl, schedule, lower} <- {check, cost} <- search <- cli
     check <- virtual <- cli, lower <- emit <- cli, dsl <- operators, schedule <- designs
 
+Virtual ranks and proofs know the operator of gradients, which is shipped.
+
 `operators` is text in the operator language and a loader, so it stands on `dsl`. `designs` is
 text in the schedule language and a loader, so it stands on `schedule`. Neither is read by `emit`:
 a module is made from a plan, whatever wrote its schedule.
@@ -35,7 +37,7 @@ ARROWS = {
     "lower": ("errors", "ir"),
     "check": ("errors", "ir", "dsl", "operators", "schedule", "lower"),
     "cost": ("errors", "ir", "dsl", "schedule", "lower"),
-    "virtual": ("errors", "ir", "dsl", "schedule", "lower", "check"),
+    "virtual": ("errors", "ir", "dsl", "operators", "schedule", "lower", "check"),
     "emit": ("errors", "ir", "schedule", "lower"),
     "search": ("errors", "ir", "operators", "schedule", "designs", "lower", "cost"),
     "cli": (

@@ -11,7 +11,7 @@ import click
 from mercurygen.errors import UserError
 
 if TYPE_CHECKING:
-    from mercurygen.cli.build import Built
+    from mercurygen.cli.build import Built, Proved
     from mercurygen.cli.read import Loaded
 
 TIMEOUT, TIMEOUT_A_RANK = 60.0, 10.0  # seconds
@@ -56,10 +56,11 @@ def _verify(path: Path, run: bool, timeout: float | None) -> None:
     loaded = load(path)
     name = names.check_name(loaded.name, "call it {}" + path.suffix)
     built = build(loaded.schedule, name, spans=loaded.spans)
-    report = built.proved.report
-    _say("plan", "proved: " + words.proof(report))
-    _say("bytes", _bytes(built))
-    _say("memory", f"{words.mib(report.peak.most)} a GPU at the peak")
+    for proved, title in ((built.proved, ""), (built.proved.backward, "of the backward, ")):
+        if proved is not None:
+            _say("plan", f"{title}proved: " + words.proof(proved.report))
+            _say("bytes", title + _bytes(proved))
+            _say("memory", f"{title}{words.mib(proved.report.peak.most)} a GPU at the peak")
     if loaded.module is None:
         _say("text", "as it would be emitted: " + words.call_sites(built.summary))
     else:
@@ -74,12 +75,12 @@ def _verify(path: Path, run: bool, timeout: float | None) -> None:
     _run(loaded, built, timeout)
 
 
-def _bytes(built: Built) -> str:
+def _bytes(proved: Proved) -> str:
     """What crosses each link, as the proof counted it."""
     from mercurygen.cli import words
 
-    names = {link.level: link.name for link in built.proved.schedule.links}
-    crossing = built.proved.report.traffic.crossing
+    names = {link.level: link.name for link in proved.schedule.links}
+    crossing = proved.report.traffic.crossing
     sent = [
         f"{level} {names[level]} {words.mib(spread.mean)} (busiest rank {words.mib(spread.most)})"
         for level, spread in crossing.items()
@@ -120,10 +121,12 @@ def _play(loaded: Loaded, built: Built, timeout: float | None, *, needed: bool) 
     text, operator = loaded.module or built.module_text, operators.load(schedule.operator)
     task = virtual.Task(text, schedule, operator, str(loaded.path))
     played = virtual.run(task, timeout or TIMEOUT + TIMEOUT_A_RANK * count)
-    took = time.monotonic() - begun
+    took, calls = time.monotonic() - begun, f"{played.calls} calls"
+    if schedule.backward is not None:
+        calls += " with their gradients"
     _say(
         "virtual",
-        f"{count} virtual {'ranks' if count > 1 else 'rank'}: {played.calls} calls, "
+        f"{count} virtual {'ranks' if count > 1 else 'rank'}: {calls}, "
         f"{played.operations} operations, each the plan's; buffers untouched in flight, results "
         f"right; largest error {played.error:.1e} (float64) [{took:.1f} s]",
     )

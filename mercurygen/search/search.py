@@ -86,25 +86,15 @@ def search(
     local, loaded = problem.split_heads(tp), operators.load(operator)
     axes = None if whole else usual_axes(loaded, local, spanned)
     asked = Asked(loaded, local, spanned, order, design, axes)
-    gradients = None
+    tried = _Tried(header, network, limit, objective, emits)
     if passes == "train":
-        gradients = Gradients(network, limit, objective, emits, own=design is not None)
-    tried = _Tried(header, network, limit, objective, emits, gradients)
+        tried.gradients = Gradients(network, limit, objective, emits, own=design is not None)
     tried = _try(asked, tried, progress)
     ranked = _decide(tried.finalists(), network, objective, progress)
-    return Result(
-        problem=problem,
-        topology=topology,
-        group=group,
-        tp=tp,
-        objective=objective,
-        memory_limit=limit,
-        counts=tried.counts(),
-        ranked=ranked,
-        pareto=pareto(list(ranked)),
-        named=_named((design,) if design else patterns.names(passes), ranked, tried, asked),
-        unemitted=tried.better_unemitted(ranked[0]),
-    )
+    named = _named((design,) if design else patterns.names(passes), ranked, tried, asked)
+    asked_for = problem, topology, group, tp, objective, limit
+    front, other = pareto(list(ranked)), tried.better_unemitted(ranked[0])
+    return Result(*asked_for, tried.counts(), ranked, front, named, other)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from math import lcm
+from typing import NamedTuple
 
+from mercurygen import operators
 from mercurygen.errors import InternalError, Refusal, UserError
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import DTYPES, Problem, Sizes
@@ -14,6 +16,7 @@ from mercurygen.ir.program import Program
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import apply
+from mercurygen.schedule.gradient import gradient
 from mercurygen.schedule.schedule import Schedule
 
 # No two sizes alike, so that mixed up dimensions fail.
@@ -21,29 +24,54 @@ BATCH, CHUNK = 2, 3
 HEAD_DIMS = {8: (18, 10), 2: (24, 16)}  # by bytes of an element: kernels pad the first two
 
 
-def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Plan:
-    """The plan of the same schedule for the smallest problem that it takes.
+class Tiny(NamedTuple):
+    """The plans of a schedule for one small problem: of the forward, and of its gradients."""
+
+    forward: Plan
+    backward: Plan | None = None
+
+
+def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Tiny:
+    """The plans of the same schedule for the smallest problem that it takes.
 
     Raises:
         InternalError: it takes none of those tried.
     """
     program = apply(operator, schedule)
     if isinstance(schedule.problem, Sizes):
-        return _few(operator, schedule, program)
-    count = _plan(program).atoms.count
+        return Tiny(_few(operator, schedule, program))
+    every = [x for x in _both(operator, schedule) if x is not None]
+    count = {axis: lcm(*(x.atoms.count[axis] for x in every)) for axis in every[0].atoms.count}
     refusal: Exception | None = None
     sizes = dict(zip(("head_dim", "v_head_dim"), HEAD_DIMS[DTYPES[dtype]], strict=True))
     for problem in _problems(program, schedule.problem, count):
         small = replace(schedule, problem=replace(problem, dtype=dtype, **sizes), tp=1)
         try:
-            plan = lower(apply(operator, small))
+            return _both(operator, small)
         except UserError as error:
             refusal = error
-            continue
-        if not isinstance(plan, Refusal):
-            return plan
-        refusal = plan.error()
     raise InternalError(f"no small problem fits the schedule: {refusal}")
+
+
+def _both(operator: Operator, schedule: Schedule) -> Tiny:
+    """The plans of a schedule.
+
+    Raises:
+        UserError: what refuses it.
+    """
+    program = apply(operator, schedule)
+    forward = _legal(program)
+    if schedule.backward is None:
+        return Tiny(forward)
+    alone = gradient(schedule, program)
+    return Tiny(forward, _legal(apply(operators.load(alone.operator), alone)))
+
+
+def _legal(program: Program) -> Plan:
+    plan = lower(program)
+    if isinstance(plan, Refusal):
+        raise plan.error()
+    return plan
 
 
 def _few(operator: Operator, schedule: Schedule, program: Program) -> Plan:

@@ -8,19 +8,19 @@ trace says. Nothing of the module is trusted.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from mercurygen.check.tensors import held_by_caller
 from mercurygen.dsl.interpret import interpret
-from mercurygen.ir.operator import Domain, Operator
+from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Sizes
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
 from mercurygen.lower.visible import POSITIONS
 from mercurygen.schedule.schedule import Schedule
+from mercurygen.virtual.backward import gradients
 from mercurygen.virtual.calls import compare
 from mercurygen.virtual.double import Double
 from mercurygen.virtual.imports import namespace
@@ -28,10 +28,12 @@ from mercurygen.virtual.layout import uses
 from mercurygen.virtual.memory import dense
 from mercurygen.virtual.network import Communicator, Network
 from mercurygen.virtual.objects import DeviceMesh
-from mercurygen.virtual.problem import tiny
+from mercurygen.virtual.problem import Tiny, tiny
 from mercurygen.virtual.rank import Rank
 from mercurygen.virtual.report import Played, VirtualError, Where
+from mercurygen.virtual.results import largest_error
 from mercurygen.virtual.stage import Stage
+from mercurygen.virtual.trial import OWN_TRIALS, TRIALS, Trial, domain, viewed
 from mercurygen.virtual.watch import watch
 
 if TYPE_CHECKING:
@@ -39,42 +41,7 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 64
 SEED = 20
-TOLERANCE = {"float64": 1e-12, "bfloat16": 3e-2}  # relative to the largest value
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One call of the operator on all ranks.
-
-    Attributes:
-        dtype: of the inputs.
-        with_lse: all outputs are asked for.
-        scale: of the softmax; None: the default.
-        split_handles: a batch has a handle for each message, as with gloo; else one, as with NCCL.
-        views: inputs are not contiguous.
-    """
-
-    dtype: str
-    with_lse: bool
-    scale: float | None
-    split_handles: bool
-    views: bool
-
-    def __str__(self) -> str:
-        lse = ", with return_lse" if self.with_lse else ""
-        views = ", inputs not contiguous" if self.views else ""
-        return f"{self.dtype}{lse}{views}"
-
-
-TRIALS = (
-    Trial("float64", False, None, False, False),
-    Trial("float64", True, 0.3, True, True),
-    Trial("bfloat16", True, None, True, False),
-)
-OWN_TRIALS = (  # of an operator's own lines
-    Trial("float64", True, None, False, False),
-    Trial("float64", True, None, True, True),
-)
+KERNELS = ("_block_forward", "_block_backward")
 NUMBER = 0.5  # for a scalar that has no default
 
 
@@ -107,8 +74,8 @@ def play(
     trials = OWN_TRIALS if isinstance(schedule.problem, Sizes) else TRIALS
     plans = {each.dtype: tiny(operator, schedule, each.dtype) for each in trials}
     try:
-        ranks.load(plans["float64"])
-        ranks.layout(plans["float64"], seed)
+        ranks.load(plans["float64"].forward)
+        ranks.layout(plans["float64"].forward, seed)
         errors = [ranks.call(plans[trial.dtype], trial, seed) for trial in trials]
     finally:
         linecache.cache.pop(file, None)
@@ -155,8 +122,8 @@ class Ranks:
         linecache.cache[file] = (len(text), None, lines, file)
         return code
 
-    def play(self, program: Callable[[Rank], None], **modes: bool) -> None:
-        """Run something on every rank; afterwards nothing may be in flight."""
+    def play(self, program: Callable[[Rank], None], grad: bool = False, **modes: bool) -> None:
+        """Run something on every rank, with gradients or not; afterwards nothing is in flight."""
         import torch
 
         self.network.reset()
@@ -166,7 +133,7 @@ class Ranks:
         def act(number: int) -> None:
             """One rank, watched."""
             rank = self.ranks[number]
-            with torch.no_grad(), watch(rank):
+            with torch.set_grad_enabled(grad), watch(rank):
                 program(rank)
                 rank.close()
 
@@ -187,8 +154,9 @@ class Ranks:
             """One rank."""
             space = self.spaces[rank.number]
             exec(self.code, space)
-            if "_block_forward" in space:
-                space["_block_forward"] = _kernel(rank, space["_block_forward"])
+            for name in KERNELS:
+                if name in space:
+                    space[name] = _kernel(rank, name, space[name])
             for name in (plan.program.operator, "shard", "unshard"):
                 if not callable(space.get(name)):
                     raise self.own(rank, "layout", f"the module has no function `{name}`")
@@ -215,99 +183,72 @@ class Ranks:
             return {} if trial.scale is None else {"scale": trial.scale}
         return {each.name: NUMBER for each in self.operator.scalars if each.default is None}
 
-    def call(self, plan: Plan, trial: Trial, seed: int) -> float:
-        """One call on all ranks; the largest error."""
+    def call(self, tiny: Tiny, trial: Trial, seed: int) -> float:
+        """One call on all ranks, and its gradients if there are any; the largest error."""
         import torch
 
-        program = plan.program
+        plan, program = tiny.forward, tiny.forward.program
         whole = inputs(plan, seed, getattr(torch, trial.dtype))
         want = interpret(
             self.operator,
             {n: x.double() if x.is_floating_point() else x for n, x in whole.items()},
             self.scalars(plan, trial),
-            mask=_domain(plan),
+            mask=domain(plan),
         )
         results: dict[int, tuple[Tensor, ...]] = {}
+        given: dict[int, list[Tensor]] = {}
 
         def act(rank: Rank) -> None:
             """One rank."""
             with rank.silence():
-                given = [
-                    _viewed(held_by_caller(plan, t, rank.number, whole[t.name]), trial.views)
+                own = given[rank.number] = [
+                    viewed(held_by_caller(plan, t, rank.number, whole[t.name]), trial.views)
                     for t in program.inputs
                 ]
-                before = [x.clone() for x in given]
+                before = [x.clone() for x in own]
+                if tiny.backward is not None:
+                    own = [x.requires_grad_() for x in own]
             options = self.scalars(plan, trial)
             if trial.with_lse and not own_lines(plan):  # else the defaults
                 seq = program.extent(program.mask_axes[0])
                 options = {"scale": trial.scale, "seq": seq, "return_lse": True}
             function = self.spaces[rank.number][program.operator]
-            got = function(*given, self.meshes[rank.number], **options)
+            got = function(*own, self.meshes[rank.number], **options)
             results[rank.number] = got if isinstance(got, tuple) else (got,)
             with rank.silence():
-                for tensor, x, old in zip(program.inputs, given, before, strict=True):
+                for tensor, x, old in zip(program.inputs, own, before, strict=True):
                     if not torch.equal(x, old):
                         raise self.own(rank, "inputs", f"the call changes its input {tensor.name}")
 
         low = torch.finfo(getattr(torch, trial.dtype)).bits == 16
-        self.play(act, low=low, split_handles=trial.split_handles)
+        differentiable = tiny.backward is not None
+        self.play(act, differentiable, low=low, split_handles=trial.split_handles)
         self.operations += sum(rank.started for rank in self.ranks)
         with_lse = trial.with_lse or self.moves_lse
         traces = [trace(plan, n, with_lse=with_lse) for n in range(self.count)]
         for rank in self.ranks:
             compare(rank.number, rank.calls, traces[rank.number], waits=False)
-        error = max(self._error(plan, trial, n, results[n], want, seed) for n in results)
+        outputs = [t for t in program.outputs if trial.with_lse or t.dtype == "inputs"]
+        told = f"{trial}; seed {seed}"
+        error = max(
+            largest_error(plan, outputs, n, results[n], want, trial.dtype, told) for n in results
+        )
         for rank in self.ranks:
             compare(rank.number, rank.calls, traces[rank.number], waits=True)
-        return error
-
-    def _error(
-        self,
-        plan: Plan,
-        trial: Trial,
-        rank: int,
-        got: tuple[Tensor, ...],
-        want: Mapping[str, Tensor],
-        seed: int,
-    ) -> float:
-        """Compare what a rank returned with its part of the operator's results."""
-        import torch
-
-        def wrong(what: str) -> VirtualError:
-            """A result that is not right."""
-            return VirtualError("result", rank, f"{what} ({trial}; seed {seed})")
-
-        outputs = [t for t in plan.program.outputs if trial.with_lse or t.dtype == "inputs"]
-        if len(got) != len(outputs):
-            raise wrong(f"{len(got)} results, must be {len(outputs)}")
-        dtype = getattr(torch, trial.dtype)
-        worst = 0.0
-        for tensor, x in zip(outputs, got, strict=True):
-            if not isinstance(x, torch.Tensor):
-                raise wrong(f"{tensor.name} is a {type(x).__name__}, must be a tensor")
-            own = held_by_caller(plan, tensor, rank, want[tensor.name])
-            kinds = {"inputs": dtype, "integer": torch.int64}
-            kind = kinds.get(tensor.dtype, torch.promote_types(dtype, torch.float32))
-            facts = f"{tensor.name} is {x.dtype} {list(x.shape)}"
-            if x.dtype != kind or x.shape != own.shape:
-                raise wrong(f"{facts}, must be {kind} {list(own.shape)}")
-            if x.isnan().any():
-                raise wrong(f"{tensor.name} has {int(x.isnan().sum())} NaN of {x.numel()}")
-            same = x.double() == own  # also -inf and -inf
-            scale = max(1.0, own[own.isfinite()].abs().max().item())
-            error = (x.double() - own).abs().masked_fill(same, 0).max().item() / scale
-            if not error <= TOLERANCE[trial.dtype]:
-                allowed = TOLERANCE[trial.dtype]
-                raise wrong(f"{tensor.name} is off by {error:.3g}, {allowed:.1g} is allowed")
-            worst = max(worst, error)
-        return worst
+        if tiny.backward is None:
+            return error
+        calls = {n: (results[n][0], given[n]) for n in results}
+        known = {**whole, **want}
+        own = gradients(self.play, self.ranks, tiny.backward, trial, seed, calls, known)
+        self.operations += sum(rank.started for rank in self.ranks)
+        return max(error, own)
 
     def layout(self, plan: Plan, seed: int) -> None:
         """The module's own helpers cut and join as the pins and the order say."""
         import torch
 
         whole = inputs(plan, seed, torch.float64)
-        whole |= interpret(self.operator, whole, self.scalars(plan, TRIALS[0]), mask=_domain(plan))
+        whole |= interpret(self.operator, whole, self.scalars(plan, TRIALS[0]), mask=domain(plan))
         dims = len(plan.program.mesh.dims)
 
         def act(rank: Rank) -> None:
@@ -334,14 +275,6 @@ def own_lines(plan: Plan) -> bool:
     return plan.program.kernel == POSITIONS
 
 
-def _domain(plan: Plan) -> Domain | str | None:
-    """The mask, as the operator takes it."""
-    program = plan.program
-    if not program.mask_axes:
-        return None
-    return Domain("window", program.window) if program.mask == "window" else program.mask
-
-
 def inputs(plan: Plan, seed: int, dtype: Any) -> dict[str, Tensor]:
     """The whole inputs by name."""
     import torch
@@ -357,16 +290,8 @@ def inputs(plan: Plan, seed: int, dtype: Any) -> dict[str, Tensor]:
     return made
 
 
-def _viewed(x: Tensor, view: bool) -> Tensor:
-    """The same values, in memory in another order of the dimensions if asked for."""
-    if not view or x.ndim < 2:
-        return x.contiguous()
-    dims = (1, 2) if x.ndim == 4 else (0, 1)
-    return x.transpose(*dims).contiguous().transpose(*dims)
-
-
-def _kernel(rank: Rank, block: Callable) -> Callable:
-    """The local kernel, counted; its log-sum-exp must be dense."""
+def _kernel(rank: Rank, name: str, block: Callable) -> Callable:
+    """A local kernel, counted; the log-sum-exp that the forward's returns must be dense."""
     code = getattr(block, "__code__", None)
     line = max((n for *_, n in code.co_lines() if n), default=0) if code else 0
 
@@ -374,13 +299,13 @@ def _kernel(rank: Rank, block: Callable) -> Callable:
         """Call it."""
         rank.kernel()
         result = block(*args, **options)
-        lse = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+        lse = result[1] if isinstance(result, tuple) and len(result) == 2 else None
         if lse is not None and not dense(lse):
             raise rank.fail(
                 "not-contiguous",
-                f"the lse that `_block_forward` returns is not dense: {list(lse.shape)} with "
+                f"the lse that `{name}` returns is not dense: {list(lse.shape)} with "
                 f"strides {list(lse.stride())}",
-                Where(((line, "_block_forward"),)),
+                Where(((line, name),)),
             )
         return result
 

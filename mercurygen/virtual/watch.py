@@ -50,7 +50,12 @@ def inspect(rank: Rank, func: Any, args: tuple, kwargs: dict) -> None:
     if silent:
         return
     if func.__name__.startswith(KERNELS):
-        _check_kernel(rank, func, [x.shape for x in args[:3]], True in args[3:])
+        first = "backward" in func.__name__  # of which the gradient of out comes first
+        shapes = [x.shape for x in args[first : first + 3]]
+        _check_kernel(rank, func, shapes, any(each is True for each in args[3:]))
+        if first and not args[5].is_contiguous():
+            words = f"the lse that `{func}` is given has strides {list(args[5].stride())}"
+            raise rank.fail("not-contiguous", f"{words}: CUDA's kernel takes it for dense")
     given = [(value, i < len(writes) and writes[i]) for i, value in enumerate(args)]
     given += [(value, names.get(name, False)) for name, value in kwargs.items()]
     for value, writing in given:

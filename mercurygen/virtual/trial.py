@@ -1,0 +1,63 @@
+"""What a module is called with on virtual ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mercurygen.ir.operator import Domain
+from mercurygen.lower.plan import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One call of the operator on all ranks.
+
+    Attributes:
+        dtype: of the inputs.
+        with_lse: all outputs are asked for.
+        scale: of the softmax; None: the default.
+        split_handles: a batch has a handle for each message, as with gloo; else one, as with NCCL.
+        views: inputs are not contiguous.
+    """
+
+    dtype: str
+    with_lse: bool
+    scale: float | None
+    split_handles: bool
+    views: bool
+
+    def __str__(self) -> str:
+        lse = ", with return_lse" if self.with_lse else ""
+        views = ", inputs not contiguous" if self.views else ""
+        return f"{self.dtype}{lse}{views}"
+
+
+TRIALS = (
+    Trial("float64", False, None, False, False),
+    Trial("float64", True, 0.3, True, True),
+    Trial("bfloat16", True, None, True, False),
+)
+OWN_TRIALS = (  # of an operator's own lines
+    Trial("float64", True, None, False, False),
+    Trial("float64", True, None, True, True),
+)
+
+
+def domain(plan: Plan) -> Domain | str | None:
+    """The mask, as the operator takes it."""
+    program = plan.program
+    if not program.mask_axes:
+        return None
+    return Domain("window", program.window) if program.mask == "window" else program.mask
+
+
+def viewed(x: Tensor, view: bool) -> Tensor:
+    """The same values, in memory in another order of the dimensions if asked for."""
+    if not view or x.ndim < 2:
+        return x.contiguous()
+    dims = (1, 2) if x.ndim == 4 else (0, 1)
+    return x.transpose(*dims).contiguous().transpose(*dims)
