@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mercurygen.cost.nested import Nested, Part, Parts, Sizes, lively, replaced
+from mercurygen.cost.common import Part, Parts, merge_scratch
+from mercurygen.cost.nested import Nested, Sizes, lively, replaced
 from mercurygen.cost.rings import NoForm
 from mercurygen.cost.tally import NEVER
 from mercurygen.lower.plan import Loop
-from mercurygen.lower.sizes import ATEN
 
 Absent = list[bool] | None  # classes that have no results for a tile; None: all have some
 
@@ -46,11 +46,10 @@ class Homes(Nested):
         alone = self.steps is not None and len(self.loops) == 1 + leading
         if not alone or not walk.direct:
             return None
-        row = self.steps.table[self.step()]
+        row = self.steps.table[self.step]
         none = [int(not self.steps.kinds[kind]) for kind in row]
-        size = self.mesh.extent(walk.dim)
-        away = size - step if walk.reverse else step
-        found = [bool(n) for n in self.seen_from(none, walk.dim, away)]
+        away = self.shape.classes.away(walk.dim, -step if walk.reverse else step)
+        found = [bool(none[i]) for i in away]
         return found if any(found) else None
 
 
@@ -69,6 +68,10 @@ class Going:
         self.tiles = tiles
         self.at = 0
         self.results: Parts = {}
+
+    def away(self, step: int) -> int:
+        """How many places further the owner is of the tile of a step."""
+        return step if self.walk.reverse else self.size - step
 
     def each(self, nbytes: int, absent: Absent) -> list[int]:
         """Bytes on every class."""
@@ -98,7 +101,7 @@ class SentHome(Going):
         super().__init__(nest, number, tiles)
         self.flight: tuple[float, Absent] | None = None
         self.works: list[tuple[int, Absent]] = []  # buffers that the last transfer holds on to
-        self.moved = sum(nest.results[name] for name in self.loop.outputs)
+        self.moved = sum(nest.results.sizes[name] for name in self.loop.outputs)
 
     def step(self) -> None:
         """A tile is here."""
@@ -118,12 +121,12 @@ class SentHome(Going):
         out = self.outgoing(part, absent)
         missing = nest.unread(self.number, step)
         self.up(self.moved, missing)
-        away = step if self.walk.reverse else self.size - step
+        wire = nest.common.wire("shift", self.walk.dim, self.away(step))
         if absent is None and missing is None:
-            end = self.tally.start("shift", self.walk.dim, out, away)
+            end = self.tally.start(wire, out)
         else:
             sizes = self.each(out, absent), self.each(self.moved, missing)
-            end = self.tally.start_each(self.walk.dim, *sizes, away)
+            end = self.tally.start_each(wire, *sizes)
         self.works = [(out, absent), (self.moved, missing)]
         self.flight = end, missing
 
@@ -134,7 +137,7 @@ class SentHome(Going):
         if not moves:  # no class has any
             return self.moved
         gone = lively(part)
-        if nest.begin == "only" and nest.program.kernel == ATEN:
+        if nest.begin == "only" and nest.common.aten:
             self.up(self.moved, absent)
             self.tally.copy(lively(moves) + self.moved)
         else:
@@ -168,7 +171,7 @@ class SentCall(Going):
         super().__init__(nest, number, tiles)
         self.flight: tuple[float, list[int]] | None = None
         self.works: list[list[int]] = []
-        self.names = [t.name for t in nest.outputs]
+        self.names = nest.common.names
         self.moved = [i for i, name in enumerate(self.names) if name in self.loop.outputs]
 
     def step(self) -> None:
@@ -180,32 +183,32 @@ class SentCall(Going):
             self.results = nest.widen(part)
             tally.down(replaced(part, self.results))
             return
-        row = nest.steps.table[nest.step()]
-        _, seconds, scratch, shares, regions = nest.calls(False)
+        row, calls = nest.steps.table[nest.step], nest.single_calls
         none = (0,) * len(self.names)
-        made = [shares[kind] or none for kind in row]
+        made = [calls.shares[kind] or none for kind in row]
         tally.up_each([sum(sizes) for sizes in made])
-        tally.top_each([scratch[kind] for kind in row])
-        tally.now += max(seconds[kind] for kind in row)
+        tally.top_each(calls.scratch_each(nest.step))
+        tally.now += calls.longest[nest.step]
         self.land()
         stays = [i for i in range(len(self.names)) if i not in self.moved]
         if stays:
             nest.merge([self.names[i] for i in stays])
         out = [sum(sizes[i] for i in self.moved) for sizes in made]
-        if nest.program.kernel == ATEN:
-            going = [sum((regions[kind] or none)[i] for i in self.moved) for kind in row]
+        if nest.common.aten:
+            going = [sum((calls.regions[kind] or none)[i] for i in self.moved) for kind in row]
             tally.up_each(going)
             tally.copy(max(out) + max(going))
             tally.down_each([sum(sizes) for sizes in made])
         else:
             going = out
             tally.down_each([sum(sizes[i] for i in stays) for sizes in made])
-        away = step if self.walk.reverse else self.size - step
-        first = [(regions[kind] or none)[self.moved[0]] for kind in row]
-        arriving = nest.seen_from(going, self.walk.dim, self.size - away)
-        heads = nest.seen_from(first, self.walk.dim, self.size - away)
+        first = [(calls.regions[kind] or none)[self.moved[0]] for kind in row]
+        away = self.away(step)
+        others = nest.shape.classes.away(self.walk.dim, -away)
+        arriving, heads = ([sizes[i] for i in others] for sizes in (going, first))
         tally.up_each(arriving)
-        end = tally.start_each(self.walk.dim, going, arriving, away)
+        wire = nest.common.wire("shift", self.walk.dim, away)
+        end = tally.start_each(wire, going, arriving)
         self.works = [going, arriving]
         self.flight = end, heads
 
@@ -217,8 +220,9 @@ class SentCall(Going):
         nest, out = self.nest, self.names[self.moved[0]]
         self.tally.wait(end)
         if any(c.kind == "softmax" and out in c.outputs for c in nest.program.combines):
-            self.tally.top_each([nest.merge_scratch(n, out) for n in heads])
-        nest.merge_time(self.loop.outputs)
+            self.tally.top_each([merge_scratch(nest.common, n, out) for n in heads])
+        for spent in nest.results.merge(self.loop.outputs)[1]:
+            self.tally.spend(spent)
         for sizes in self.works:
             self.tally.down_each(sizes)
         self.flight = None
@@ -271,18 +275,18 @@ class Travelling(Going):
         """What moves on, in the dtype that it is merged in."""
         nest = self.nest
         moves = {name: one for name, one in part.items() if name in self.loop.outputs}
-        if nest.begin != "only" or nest.program.kernel != ATEN:
+        if nest.begin != "only" or not nest.common.aten:
             return moves
-        sizes = {name: nest.results[name] for name in moves}
+        sizes = {name: nest.results.sizes[name] for name in moves}
         self.tally.up(sum(sizes.values()))
         self.tally.copy(lively(moves) + sum(sizes.values()))
         self.tally.down(lively(moves))
-        return {name: Part(n, n, nest.partials[name]) for name, n in sizes.items()}
+        return {name: Part(n, n, nest.common.wide[name]) for name, n in sizes.items()}
 
     def hand_on(self) -> None:
         """Start sending sums to the next rank; what the last transfer held on to is gone."""
-        away = self.size - 1 if self.walk.reverse else 1
-        self.sums = self.tally.start("shift", self.walk.dim, self.arriving, away)
+        wire = self.nest.common.wire("shift", self.walk.dim, -1 % self.size if self.walk.reverse else 1)
+        self.sums = self.tally.start(wire, self.arriving)
         self.tally.down(self.before)
         self.before = 0
 

@@ -6,14 +6,13 @@ number for every class of ranks that do the same is kept beside what all have.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from operator import add, sub
 
-from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added
-from mercurygen.cost.links import Network
+from mercurygen.cost.common import Common, Ports, Wire
+from mercurygen.cost.kernels import Spent
 from mercurygen.cost.report import Traffic
-from mercurygen.ir.mesh import Mesh
 
 NEVER = -(2**62)  # bytes alive on ranks that are not there: no peak
 
@@ -26,34 +25,46 @@ class Tally:
         vary: bytes alive on each class beside that, or None where there are none.
         peak: most bytes alive so far on any rank.
         now: seconds so far.
+        copies: seconds of these that were copies.
+        launches: what the least time of a kernel adds to them.
     """
 
-    def __init__(self, network: Network, mesh: Mesh, kernels: Kernels, classes: int) -> None:
-        self.network, self.mesh, self.kernels, self.classes = network, mesh, kernels, classes
-        self.launch = network.topology.gpu.launch_latency
+    def __init__(self, common: Common) -> None:
+        self.common, self.kernels, self.launch = common, common.kernels, common.launch
+        self.classes = 1
         self.alive = self.peak = 0
         self.vary: list[int] | None = None
-        self.now = self.transfers = 0.0
-        self.copied: Spent = NOTHING
+        self.now = self.transfers = self.copies = self.launches = 0.0
         self.operations = 0
         self.batches: list[int] | None = None  # of each class, beside `operations`
-        self.sent: Counter[tuple[str, str, int]] = Counter()  # (kind, dimension, distance)
-        self.sent_each: dict[tuple[str, int], list[int]] = {}  # (dimension, distance): classes
-        self.last: dict[str, float] = {}  # per communicator: one operation after the other
-        self.free: dict[int, float] = {}  # per level
+        self.sent: dict[Wire, int] = {}
+        self.sent_each: dict[Wire, list[int]] = {}  # of every class
+        self.last = [0.0] * len(common.mesh.dims)  # one operation after the other
+        self.free = [0.0] * len(common.network.group)  # per level
+
+    def branch(self, classes: int) -> Tally:
+        """The same state, to go on from, with so many classes; nothing varies yet."""
+        made = copy(self)
+        made.classes = classes
+        made.sent, made.last, made.free = dict(self.sent), [*self.last], [*self.free]
+        made.sent_each = {}
+        return made
 
     # --- memory -----------------------------------------------------------------------------
 
     def up(self, nbytes: int) -> None:
         """A buffer comes to life."""
-        self.alive += nbytes
-        self.top()
+        self.alive = height = self.alive + nbytes
+        if self.vary is not None:
+            height += max(self.vary)
+        if height > self.peak:
+            self.peak = height
 
     def down(self, nbytes: int) -> None:
         """A buffer is gone."""
         self.alive -= nbytes
 
-    def top(self, more: int = 0) -> None:
+    def top(self, more: int) -> None:
         """Look whether this is the most, with some more bytes for a moment."""
         height = self.alive + more
         if self.vary is not None:
@@ -64,11 +75,11 @@ class Tally:
     def up_each(self, sizes: Sequence[int], look: bool = True) -> None:
         """A buffer of its own size on every class."""
         vary = self.vary
-        if vary is None:
-            vary = [0] * self.classes
-        self.vary = list(map(add, vary, sizes))
+        self.vary = vary = list(sizes) if vary is None else list(map(add, vary, sizes))
         if look:
-            self.top()
+            height = self.alive + max(vary)
+            if height > self.peak:
+                self.peak = height
 
     def down_each(self, sizes: Sequence[int]) -> None:
         """It is gone."""
@@ -77,9 +88,9 @@ class Tally:
     def top_each(self, more: Sequence[int]) -> None:
         """Look, with some more bytes for a moment on every class."""
         vary = self.vary
-        most = max(more) if vary is None else max(map(add, vary, more))
-        if self.alive + most > self.peak:
-            self.peak = self.alive + most
+        height = self.alive + (max(more) if vary is None else max(map(add, vary, more)))
+        if height > self.peak:
+            self.peak = height
 
     # --- time -------------------------------------------------------------------------------
 
@@ -89,46 +100,45 @@ class Tally:
 
     def spend(self, spent: Spent) -> None:
         """Copies of every rank."""
-        self.copied = added(self.copied, spent)
-        self.now += sum(spent)
+        _, copies, launches = spent
+        self.copies += copies
+        self.launches += launches
+        self.now += copies + launches
 
-    def start(self, kind: str, dim: str, nbytes: int, distance: int = 1) -> float:
+    def start(self, wire: Wire, nbytes: int) -> float:
         """Begin a transfer of all ranks; when it will be over."""
         self.operations += 1
-        self.sent[kind, dim, distance] += nbytes
-        return self.begin(kind, dim, nbytes, distance)
+        sent = self.sent
+        sent[wire] = sent.get(wire, 0) + nbytes
+        return self.begin(wire, nbytes)
 
-    def begin(self, kind: str, dim: str, nbytes: int, distance: int = 1) -> float:
+    def begin(self, wire: Wire, nbytes: int) -> float:
         """When a transfer that begins now is over: after the one before it on its communicator."""
-        price = self.network.price(kind, self.mesh, dim, distance)
-        begin = max(self.now, self.last.get(dim, 0.0)) + self.launch
-        free = self.free
-        for level, _ in price.seconds:
-            if free.get(level, 0.0) > begin:
+        free, place, begin = self.free, wire.place, self.now
+        if self.last[place] > begin:
+            begin = self.last[place]
+        begin += self.launch
+        for level, _ in wire.seconds:
+            if free[level] > begin:
                 begin = free[level]
         end = begin
-        for level, per_byte in price.seconds:
+        for level, per_byte in wire.seconds:
             free[level] = over = begin + nbytes * per_byte
             if over > end:
                 end = over
-        end += price.latency
-        self.last[dim] = end
+        end += wire.latency
+        self.last[place] = end
         self.transfers += end - begin
         return end
 
-    def start_each(self, dim: str, sizes: Sequence[int], into: Sequence[int], distance: int):
+    def start_each(self, wire: Wire, sizes: Sequence[int], into: Sequence[int]) -> float:
         """Begin a batch in which every class sends its own number of bytes, or nothing at all."""
-        total = self.sent_each.get((dim, distance))
-        if total is None:
-            total = [0] * self.classes
-        self.sent_each[dim, distance] = [a + b for a, b in zip(total, sizes, strict=True)]
-        if self.batches is None:
-            self.batches = [0] * self.classes
-        for index, pair in enumerate(zip(sizes, into, strict=True)):
-            if pair != (0, 0):
-                self.batches[index] += 1
+        total = self.sent_each.get(wire)
+        self.sent_each[wire] = sizes if total is None else list(map(add, total, sizes))
+        takes = [1 if out or here else 0 for out, here in zip(sizes, into, strict=True)]
+        self.batches = takes if self.batches is None else list(map(add, self.batches, takes))
         most = max(sizes)
-        return self.begin("shift", dim, most, distance) if most else self.now
+        return self.begin(wire, most) if most else self.now
 
     def wait(self, end: float) -> None:
         """A transfer must be over."""
@@ -143,41 +153,68 @@ class Tally:
 
     def traffic(self, class_of: Sequence[int]) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:
         """Per level that the group spans, and per dimension; by the class of every rank."""
-        network = self.network
-        size = network.size
-        levels: dict[int, list[int]] = {}
-        dims: dict[str, list[int]] = {}
-        for (kind, dim, distance), nbytes in self.sent.items():
-            for level, shares in network.spread(kind, self.mesh, dim, distance):
-                more = [nbytes * share for share in shares]
-                _add(levels, level, more)
-                _add(dims, dim, more)
-        for (dim, distance), each in self.sent_each.items():
-            whole = [each[index] * size * size for index in class_of]
-            for level, shares in network.spread("shift", self.mesh, dim, distance):
-                more = [n if share else 0 for n, share in zip(whole, shares, strict=True)]
-                _add(levels, level, more)
-                _add(dims, dim, more)
+        network = self.common.network
+        levels = [_Sum() for _ in self.free]
+        dims = [_Sum() for _ in self.last]
+        for wire, nbytes in self.sent.items():
+            for level, even, shares in wire.sent:
+                levels[level].add(nbytes, even, shares)
+            dims[wire.place].add(nbytes, wire.even, wire.shares)
+        parts = network.size * network.size
+        for wire, each in self.sent_each.items():
+            whole = [each[index] * parts for index in class_of]
+            for level, even, shares in wire.sent:
+                sent = whole
+                if not even:
+                    sent = [n if share else 0 for n, share in zip(whole, shares, strict=True)]
+                levels[level].add_each(sent)
+                dims[wire.place].add_each(sent)
         return (
             tuple(
-                _traffic(name, levels.get(index), size, network.ports(index))
+                levels[index].traffic(name, network.size, self.common.ports[index])
                 for index, name in network.spanned
             ),
-            tuple(_traffic(name, dims.get(name), size, None) for name in self.mesh.names),
+            tuple(
+                one.traffic(name, network.size, None)
+                for one, name in zip(dims, self.common.mesh.names, strict=True)
+            ),
         )
 
 
-def _add(totals: dict, key: object, more: list[int]) -> None:
-    old = totals.get(key)
-    totals[key] = more if old is None else list(map(add, old, more))
+class _Sum:
+    """Bytes that ranks send, in parts of which there are whole ones.
 
+    Attributes:
+        even: that every rank sends.
+        each: that each sends beside, or None.
+    """
 
-def _traffic(name: str, sent: list[int] | None, size: int, ports: list | None) -> Traffic:
-    if sent is None:
-        return Traffic(name, 0.0, 0.0, 0.0)
-    parts = size * size
-    most = max(sent)
-    port = most * 1.0
-    if ports is not None:
-        port = max(sum(sent[rank] for rank in ranks) * times for ranks, times in ports)
-    return Traffic(name, sum(sent) / (size * parts), most / parts, port / parts)
+    __slots__ = ("even", "each")
+
+    def __init__(self) -> None:
+        self.even, self.each = 0, None
+
+    def add(self, nbytes: int, even: int | None, shares: Sequence[int]) -> None:
+        """So many bytes times everybody's share."""
+        if even is not None:
+            self.even += nbytes * even
+        else:
+            self.add_each([nbytes * share for share in shares])
+
+    def add_each(self, sent: list[int]) -> None:
+        """What every rank sends."""
+        self.each = sent if self.each is None else list(map(add, self.each, sent))
+
+    def traffic(self, name: str, size: int, ports: Ports | None) -> Traffic:
+        """Mean, most, and out of the busiest port; without ports as much as the most."""
+        parts, even, each = size * size, self.even, self.each
+        if each is None:
+            total, most = even * size, even
+            port = most * 1.0 if ports is None else max([many * even * n for many, n in ports.kinds])
+        else:
+            each = [n + even for n in each] if even else each
+            total, most = sum(each), max(each)
+            port = most * 1.0
+            if ports is not None:
+                port = max([sum([each[rank] for rank in ranks]) * n for ranks, n in ports.ranks])
+        return Traffic(name, total / (size * parts), most / parts, port / parts)

@@ -1,0 +1,188 @@
+"""What the plans of one operator, problem, mesh and machine have in common, worked out once.
+
+A search prices thousands of schedules that differ in how tensors move. Three things are shared:
+a `Wire` depends on the network, the mesh and the transfer; `Partials` on how many elements of the
+outputs a rank works out at a time; a `Shape` (`mercurygen.cost.shape`) on who has what and on the
+walks. All are pure functions of these, made by the formulas of `kernels`, `links` and `sizes`, and
+live as long as the programs of the search, in `Program.shared`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mercurygen.cost.kernels import Kernels, Spent
+from mercurygen.cost.links import Network
+from mercurygen.ir.operator import Operator
+from mercurygen.lower.plan import Plan
+from mercurygen.lower.sizes import ATEN
+
+Shares = tuple[int, ...]  # of every rank
+
+
+class Part(NamedTuple):
+    """A result: bytes of its buffer, of what it has of the output, and of an element."""
+
+    live: int
+    nbytes: int
+    item: int
+
+
+Parts = dict[str, Part]
+
+
+class Wire:
+    """A transfer of all ranks along a dimension.
+
+    Attributes:
+        place: index of the dimension; one operation after the other along it.
+        latency: s.
+        seconds: (level, s per byte) of each that it occupies.
+        sent: (level, share of every rank, or None if they differ, the shares).
+        even: the share of every rank over all levels, or None if they differ.
+        shares: of every rank over all levels.
+    """
+
+    __slots__ = ("place", "latency", "seconds", "sent", "even", "shares")
+
+    def __init__(self, network: Network, mesh, kind: str, dim: str, distance: int) -> None:
+        price = network.price(kind, mesh, dim, distance)
+        self.place, self.latency, self.seconds = mesh.index(dim), price.latency, price.seconds
+        spread = network.spread(kind, mesh, dim, distance)
+        self.sent = tuple((level, _even(shares), shares) for level, shares in spread)
+        self.shares = tuple(map(sum, zip(*(shares for _, shares in spread), strict=True)))
+        self.even = _even(self.shares)
+
+
+def _even(shares: Shares) -> int | None:
+    """What all ranks send, if that is the same."""
+    return shares[0] if min(shares) == max(shares) else None
+
+
+class Ports:
+    """The ports to a level.
+
+    Attributes:
+        ranks: our ranks at each, and how often their bytes count there.
+        kinds: how many these are, and how often they count; each pair once.
+    """
+
+    __slots__ = ("ranks", "kinds")
+
+    def __init__(self, network: Network, level: int) -> None:
+        self.ranks = network.ports(level)
+        self.kinds = tuple(dict.fromkeys((len(ranks), times) for ranks, times in self.ranks))
+
+
+class Common:
+    """What is worked out for any plan of a program's operator, problem, mesh and kernel.
+
+    Attributes:
+        kernels: prices of what a rank does by itself.
+        launch: s before any transfer.
+        items: per output, bytes of an element.
+        wide: the same, of what partial results are merged in.
+        aten: whether torch's attention runs the body.
+        ports: per level that the group spans.
+        called: what one call of the body needs, by its extents; see `mercurygen.cost.shape`.
+        shapes: by what they depend on; see there too.
+        begun: per layout, all ranks after the border before the nest.
+    """
+
+    def __init__(self, plan: Plan, network: Network, operator: Operator | None) -> None:
+        program = plan.program
+        self.network, self.mesh = network, program.mesh
+        self.kernels = Kernels(plan, network.topology.gpu, operator)
+        self.launch = network.topology.gpu.launch_latency
+        self.outputs, self.combines = program.outputs, program.combines
+        self.names = tuple(tensor.name for tensor in program.outputs)
+        self.items = {t.name: plan.itemsize(t.dtype) for t in program.outputs}
+        self.wide = {t.name: plan.itemsize(plan.partial(t)) for t in program.outputs}
+        self.accumulator = plan.itemsize("accumulator")
+        self.width = program.extents.get("D_v", 1)
+        self.aten = program.kernel == ATEN
+        self.ports = {index: Ports(network, index) for index, _ in network.spanned}
+        self.called: dict[tuple, tuple] = {}
+        self.shapes: dict = {}
+        self.begun: dict = {}
+        self._wires: dict[tuple[str, str, int], Wire] = {}
+        self._rings: dict[tuple[str, bool, bool], tuple[Wire, ...]] = {}
+        self._partials: dict[tuple[int, ...], Partials] = {}
+
+    def wire(self, kind: str, dim: str, distance: int = 1) -> Wire:
+        """A transfer of all ranks: a collective's kind, or a shift so many places further."""
+        key = kind, dim, distance
+        found = self._wires.get(key)
+        if found is None:
+            found = self._wires[key] = Wire(self.network, self.mesh, *key)
+        return found
+
+    def ring(self, dim: str, direct: bool, reverse: bool) -> tuple[Wire, ...]:
+        """Of a walk, what brings the tile of step 1, 2, ...: a step further each, or one place."""
+        key = dim, direct, reverse
+        found = self._rings.get(key)
+        if found is None:
+            size = self.mesh.extent(dim)
+            further = [step if direct else 1 for step in range(1, size)]
+            found = tuple(self.wire("shift", dim, size - n if reverse else n) for n in further)
+            self._rings[key] = found
+        return found
+
+    def partials(self, elements: tuple[int, ...]) -> Partials:
+        """Partial results of so many elements of every output."""
+        found = self._partials.get(elements)
+        if found is None:
+            found = self._partials[elements] = Partials(self, elements)
+        return found
+
+
+class Partials:
+    """What partial results of some sizes need: to begin them, merge them, and hand them on.
+
+    Attributes:
+        sizes: bytes of each, in what they are merged in.
+        total: bytes of all.
+        nothing: what merges to nothing.
+        fill: what filling it spends.
+    """
+
+    def __init__(self, common: Common, elements: tuple[int, ...]) -> None:
+        self.common = common
+        named = dict(zip(common.names, elements, strict=True))
+        self.sizes = {name: count * common.wide[name] for name, count in named.items()}
+        self.total = sum(self.sizes.values())
+        self.nothing = {name: Part(n, n, common.wide[name]) for name, n in self.sizes.items()}
+        self.fill = common.kernels.copies(list(self.sizes.values()))
+        self._merges: dict[tuple[str, ...], tuple[int, tuple[Spent, ...]]] = {}
+
+    def merge(self, names: Iterable[str]) -> tuple[int, tuple[Spent, ...]]:
+        """To merge some of them into others: bytes beside them, and what each kernel spends."""
+        key = tuple(names)
+        found = self._merges.get(key)
+        if found is None:
+            scratch, spent = 0, []
+            for combine in self.common.combines:
+                out = combine.outputs[0]
+                if combine.kind == "softmax" and out in key:
+                    scratch = max(scratch, merge_scratch(self.common, self.sizes[out], out))
+                sizes = [self.sizes[name] for name in combine.outputs if name in key]
+                if sizes:
+                    spent.append(self.common.kernels.merge(sizes))
+            found = self._merges[key] = scratch, tuple(spent)
+        return found
+
+
+def merge_scratch(common: Common, nbytes: int, out: str) -> int:
+    """Bytes beside a softmax merge of partial results of so many bytes: two vectors like lse."""
+    rows = nbytes // common.wide[out] // common.width
+    return 2 * rows * common.accumulator
+
+
+def common_of(plan: Plan, network: Network, operator: Operator | None) -> Common:
+    """What a plan shares with the others of its operator, problem, mesh, kernel and network."""
+    key = "common", network, plan.program.kernel, operator
+    found = plan.program.shared.get(key)
+    if found is None:
+        found = plan.program.shared[key] = Common(plan, network, operator)
+    return found

@@ -1,0 +1,242 @@
+"""What ranks read of the tiles that come by, where each gets only that, without playing them.
+
+It depends on the mask, the order of the tokens, on who has which part of the sequence, and on how
+far away the owner of a tile is; many schedules of a search share it (`Program.shared`).
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from mercurygen.cost.steps import Classes, Place
+from mercurygen.ir.atoms import atoms_of
+from mercurygen.ir.program import Program
+from mercurygen.lower.plan import Gather, Loop, Stages, Walk
+from mercurygen.lower.visible import read_run
+
+def brought(loops: tuple[Loop, ...], number: int) -> tuple[Stages, int]:
+    """All stages of a loop's tensors, outermost first, and where those of the loop begin."""
+    tensor, stages, first = loops[number].tensors[0], (), 0
+    for index, loop in enumerate(loops):
+        if index == number:
+            first = len(stages)
+        if tensor in loop.tensors:
+            stages = (*stages, *loop.stages)
+    return stages, first
+
+
+def trimmed(program: Program, loops: tuple[Loop, ...], number: int) -> bool:
+    """Whether ranks get only what they read of a loop's tiles."""
+    loop = loops[number]
+    if program.mask == "full" or loop.axis not in program.mask_axes or not loop.tensors:
+        return False
+    stages, first = brought(loops, number)
+    done = stages[: first + len(loop.stages)]
+    return any(isinstance(stage, Walk) and stage.direct for stage in done)
+
+
+class Sent(NamedTuple):
+    """One step's transfer of a trimmed walk: bytes, per class.
+
+    Attributes:
+        out: that it sends.
+        into: that come to it.
+        copies: of what it sends is copied, or None if no class copies.
+        largest: most of these.
+    """
+
+    out: list[int]
+    into: list[int]
+    copies: list[int] | None
+    largest: int
+
+
+class Lengths:
+    """Atoms that every class has of the tiles of one loop, of which it gets what it reads.
+
+    Attributes:
+        first: stages of the loop's tensors before the loop's own.
+    """
+
+    def __init__(
+        self, program: Program, loops: tuple[Loop, ...], number: int, classes: Classes
+    ) -> None:
+        """
+        Args:
+            program: the program.
+            loops: of the nest.
+            number: of the loop.
+            classes: of the ranks.
+        """
+        self.program, self.classes, self.axis = program, classes, loops[number].axis
+        self.stages, self.first = brought(loops, number)
+        self.outer = [s for s in self.stages[: self.first] if isinstance(s, Walk)]
+        self.walks = [s for s in self.stages[self.first :] if isinstance(s, Walk)]
+        self.atoms = atoms_of(program)
+        storage = program.storage(program.tensor(loops[number].tensors[0]))
+        self.split = tuple(
+            dim for dim, a in zip(program.mesh.names, storage, strict=True) if a == self.axis
+        )
+        self.reads = _Reads.of(program, self.axis, classes)
+        self._found: dict[tuple, list[int]] = {}
+        self._sent: dict[tuple, Sent] = {}
+
+    def whole(self, depth: int) -> int:
+        """Atoms of all of a tile that has been through so many stages of the loop."""
+        parts = prod(self.program.mesh.extent(dim) for dim in self._split_after(depth))
+        return self.atoms.count[self.axis] // parts
+
+    def _split_after(self, depth: int) -> tuple[str, ...]:
+        """Dimensions that a tile is split over after so many stages of the loop."""
+        done = self.stages[: self.first + depth]
+        whole = {stage.dim for stage in done if isinstance(stage, Gather)}
+        return tuple(dim for dim in self.split if dim not in whole)
+
+    def at(self, around: tuple[int, ...], times: tuple[int, ...], depth: int) -> list[int]:
+        """Atoms that every class has of a tile.
+
+        Args:
+            around: steps of the walks before the loop's.
+            times: steps of the loop's walks so far, outermost first.
+            depth: stages of the loop that the tile has been through.
+        """
+        key = around, times, depth
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._at(*key)
+        return found
+
+    def _at(self, around: tuple[int, ...], times: tuple[int, ...], depth: int) -> list[int]:
+        mesh, stages = self.program.mesh, self.stages[: self.first + depth]
+        away = {}  # how far from a rank the owner is
+        walks = (*self.outer, *self.walks[: len(times)])
+        for walk, step in zip(walks, (*around, *times), strict=True):
+            away[walk.dim] = (step if walk.reverse else -step) % mesh.extent(walk.dim)
+        inner = tuple(  # of each direct walk that this tile has come along, the walks inside
+            tuple(s.dim for s in self.stages[index + 1 :] if isinstance(s, Walk))
+            for index, stage in enumerate(stages)
+            if isinstance(stage, Walk) and stage.direct and away[stage.dim]
+        )
+        return self.reads.at(tuple((d, away.get(d, 0)) for d in self._split_after(depth)), inner)
+
+    def sent(
+        self,
+        walk: Walk,
+        around: tuple[int, ...],
+        outer: tuple[int, ...],
+        depth: int,
+        unit: int,
+        step: int,
+    ) -> Sent:
+        """What one step of a walk of the loop sends.
+
+        Args:
+            walk: the walk.
+            around: steps of the walks before the loop's.
+            outer: steps of the loop's walks outside this one.
+            depth: stages of the loop outside this one.
+            unit: bytes of an atom.
+            step: whose tile arrives.
+        """
+        key = around, outer, depth, unit, step
+        found = self._sent.get(key)
+        if found is None:
+            found = self._sent[key] = self._send(walk, *key)
+        return found
+
+    def _send(self, walk: Walk, around, outer, depth: int, unit: int, step: int) -> Sent:
+        arriving = self.at(around, (*outer, step), depth + 1)
+        into = [unit * n for n in arriving]
+        if not walk.direct:
+            before = self.at(around, (*outer, step - 1), depth + 1)
+            return Sent([unit * n for n in before], into, None, 0)
+        away = self.classes.away(walk.dim, -step if walk.reverse else step)
+        out, own = [into[i] for i in away], self.at(around, outer, depth)
+        full = unit * self.whole(depth)
+        copies = [  # what is all of a buffer is sent from there
+            n if n and (n != unit * mine or n != full) else 0
+            for n, mine in zip(out, own, strict=True)
+        ]
+        return Sent(out, into, copies if any(copies) else None, max(copies))
+
+
+class _Reads:
+    """Atoms that classes read of tiles of one axis of the mask, by how far away the owners are."""
+
+    def __init__(self, program: Program, axis: str, classes: Classes) -> None:
+        self.program, self.axis, self.classes = program, axis, classes
+        rows, columns = program.mask_axes
+        self.by_rows, self.other = axis == rows, columns if axis == rows else rows
+        self.atoms = atoms_of(program)
+        self._found: dict[tuple, list[int]] = {}
+        self._lengths: dict[tuple, int] = {}
+        self._others: dict[tuple, tuple[int, ...]] = {}
+
+    @classmethod
+    def of(cls, program: Program, axis: str, classes: Classes) -> _Reads:
+        """Those of a program; it matters who works on which part of the other axis."""
+        others = tuple(program.parallel_dims(each) for each in program.mask_axes)
+        key = "reads", program.order, atoms_of(program).domain, axis, classes.dims, others
+        found = program.shared.get(key)
+        if found is None:
+            found = program.shared[key] = cls(program, axis, classes)
+        return found
+
+    def at(
+        self, away: tuple[tuple[str, int], ...], inner: tuple[tuple[str, ...], ...]
+    ) -> list[int]:
+        """Per class the atoms of a tile that it has.
+
+        Args:
+            away: dimensions that the tile is split over, with how far the owner is along each.
+            inner: of each direct walk that it has come along, the dimensions of those inside.
+        """
+        key = away, inner
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = [self._length(p, away, inner) for p in self.classes.places]
+        return found
+
+    def _length(self, place: Place, away, inner) -> int:
+        mesh, split = self.program.mesh, self.program.parallel_dims(self.other)
+        owner = tuple([(dim, (place.get(dim, 0) + n) % mesh.extent(dim)) for dim, n in away])
+        key = owner, inner, inner and tuple([place[dim] for dim in split])
+        length = self._lengths.get(key)
+        if length is None:
+            where = {dim: (i,) for dim, i in owner}
+            region = self.atoms.owned(self.program.order, self.axis, where)
+            for dims in inner:
+                others = self._union(tuple((d, None if d in dims else place[d]) for d in split))
+                start, stop = read_run(self.atoms.domain, self.by_rows, region, others)
+                region = region[start:stop]
+            length = self._lengths[key] = len(region)
+        return length
+
+    def _union(self, where: tuple[tuple[str, int | None], ...]) -> tuple[int, ...]:
+        """Atoms of the other axis at some coordinates, or (None) at all along a dimension."""
+        found = self._others.get(where)
+        if found is None:
+            mesh = self.program.mesh
+            spans = ((range(mesh.extent(dim)) if i is None else (i,)) for dim, i in where)
+            union: set[int] = set()
+            for at in product(*spans):
+                here = {dim: i for (dim, _), i in zip(where, at, strict=True)}
+                union.update(self.atoms.iterations(self.other, here))
+            found = self._others[where] = tuple(sorted(union))
+        return found
+
+
+def lengths_of(
+    program: Program, loops: tuple[Loop, ...], number: int, classes: Classes
+) -> Lengths:
+    """The lengths of a loop; schedules that agree in what they depend on share them."""
+    tensor = program.tensor(loops[number].tensors[0])
+    other = tuple(program.parallel_dims(axis) for axis in program.mask_axes)
+    stages, storage = brought(loops, number), program.storage(tensor)
+    key = "lengths", program.order, tensor.name, stages, storage, classes.dims, other
+    found = program.shared.get(key)
+    if found is None:
+        found = program.shared[key] = Lengths(program, loops, number, classes)
+    return found
