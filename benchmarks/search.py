@@ -26,12 +26,12 @@ from mercurygen.designs.meshes import meshes
 from mercurygen.errors import Refusal
 from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.problem import Problem
-from mercurygen.ir.program import Program
 from mercurygen.lower.lower import lower
 from mercurygen.operators import load as load_operator
-from mercurygen.schedule.apply import attempt, start
+from mercurygen.schedule.apply import Attempts, start
 from mercurygen.schedule.directives import Along, Directive, Parallelize, Shard, Shift
 from mercurygen.search.place import links
+from mercurygen.search.space import frame
 
 AXES = ("B", "H", "G", "S_q", "S_kv")
 COMING = ("gather", "walk", "direct")
@@ -72,9 +72,9 @@ def bodies(mesh: Mesh) -> Iterator[tuple[Directive, ...]]:
                 yield (*head, *keys, *queries, *results)
 
 
-def price(program: Program, body: tuple[Directive, ...], network: Network) -> str:
+def price(attempts: Attempts, lines: tuple[Directive, ...], network: Network) -> str:
     """Price one candidate; the slug of what refuses it, or "priced"."""
-    settled = attempt(program, body)
+    settled = attempts.attempt(lines)
     if isinstance(settled, Refusal):
         return settled.slug
     plan = lower(settled)
@@ -99,12 +99,13 @@ def main() -> None:
     profile = cProfile.Profile() if options.profile else None
     gc.freeze()
     for mesh in meshes(links(topology, group), options.most):
-        program = start(operator, Problem(), mesh)
+        attempts = Attempts(start(operator, Problem(), mesh))
+        held = frame(attempts.start, "zigzag")
         for body in bodies(mesh):
             if profile:
                 profile.enable()
             began = time.process_time()
-            slug = price(program, body, network)
+            slug = price(attempts, (*held, *body), network)
             seconds[slug] += time.process_time() - began
             if profile:
                 profile.disable()

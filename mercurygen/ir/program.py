@@ -81,7 +81,7 @@ class Combine:
     kind: CombineKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stage:
     """How tensors move along one dimension.
 
@@ -101,6 +101,18 @@ class Stage:
     dim: str
     options: tuple[str, ...] = ()
     dtype: str | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tensors, self.kind, self.axis, self.dim, self.options, self.dtype))
+
+    @cached_property
+    def route(self) -> tuple[tuple[str, ...], str, str]:
+        """What moves along which axis over which dimension, in whatever way."""
+        return self.tensors, self.axis, self.dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,38 @@ class BorderStep:
     source: str | None
     target: str | None
     dim: str
+
+
+class Layout:
+    """Who has what of which tensor: what much of a plan, and of its price, depends on alone.
+
+    Programs of one operator, problem and mesh with the same token order, split iterations, pins,
+    storage and tile loops have the same one, so it is compared by identity.
+
+    Attributes:
+        stored: per tensor the axis along which the schedule works from it split, per dimension.
+    """
+
+    __slots__ = ("stored",)
+
+    def __init__(self, stored: dict[str, tuple[str | None, ...]]) -> None:
+        self.stored = stored
+
+
+class Routes:
+    """Along what tensors move, over which dimensions, in whatever way.
+
+    Attributes:
+        axes: per (tensor, dimension) the axis of the outermost stage that moves it there.
+        layout: what they make of the program.
+        told: whether every tensor is known to have one story along every dimension.
+    """
+
+    __slots__ = ("axes", "layout", "told")
+
+    def __init__(self, axes: dict[tuple[str, str], str], layout: Layout) -> None:
+        self.axes, self.layout = axes, layout
+        self.told = False
 
 
 @dataclass(frozen=True)
@@ -190,6 +234,7 @@ class Program:
 
         What was worked out from fields that stay is kept.
         """
+        self.shared, self._routes  # noqa: B018 - there, to be kept where they may
         made = object.__new__(Program)
         state = made.__dict__
         state.update(self.__dict__)
@@ -238,10 +283,38 @@ class Program:
         return {}
 
     @cached_property
-    def layout(self) -> tuple:
-        """Which program of `shared` it is, as far as it matters who has what of which tensor."""
-        tensors = tuple((t.pin, self._stored[t.name]) for t in self.tensors)
-        return self.order, self.parallel, tensors, self.tiles
+    def _routes(self) -> dict[tuple, Routes]:
+        return {}
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Along what tensors move; programs that differ in the ways share it."""
+        key = tuple([stage.route for stage in self.stages])
+        found = self._routes.get(key)
+        if found is None:
+            axes: dict[tuple[str, str], str] = {}
+            for stage in self.stages:
+                for name in stage.tensors:
+                    axes.setdefault((name, stage.dim), stage.axis)
+            found = self._routes[key] = Routes(axes, self._layout(axes))
+        return found
+
+    def _layout(self, axes: dict[tuple[str, str], str]) -> Layout:
+        split = tuple(zip(self.mesh.names, self.parallel, strict=True))
+        stored = {
+            tensor.name: tuple(
+                axis if axis in tensor.axes else axes.get((tensor.name, dim)) for dim, axis in split
+            )
+            for tensor in self.tensors
+        }
+        tensors = tuple((t.pin, stored[t.name]) for t in self.tensors)
+        key = "layout", self.order, self.parallel, tensors, self.tiles
+        return self.shared.setdefault(key, Layout(stored))
+
+    @property
+    def layout(self) -> Layout:
+        """Who has what of which tensor."""
+        return self.routes.layout
 
     @cached_property
     def output_names(self) -> frozenset[str]:
@@ -263,44 +336,22 @@ class Program:
         """The mesh dimensions that split an axis, in mesh order."""
         return self._split_by.get(axis, ())
 
+    @cached_property
+    def pinned_at_all(self) -> bool:
+        """Whether the caller holds any tensor split."""
+        return any(any(tensor.pin) for tensor in self.tensors)
+
     def pinned(self, tensor: Tensor, dim: str) -> str | None:
         """The axis along which the caller holds a tensor split over a dimension."""
         return tensor.pin[self.mesh.index(dim)]
 
-    @cached_property
-    def moves(self) -> dict[tuple[str, str], Stage]:
-        """Per (tensor, dimension) the outermost stage that moves it there."""
-        found: dict[tuple[str, str], Stage] = {}
-        for stage in self.stages:
-            for name in stage.tensors:
-                found.setdefault((name, stage.dim), stage)
-        return found
-
-    @cached_property
-    def _stored(self) -> dict[str, tuple[str | None, ...]]:
-        found, moves, split = (
-            {},
-            self.moves,
-            tuple(zip(self.mesh.names, self.parallel, strict=True)),
-        )
-        for tensor in self.tensors:
-            name, axes = tensor.name, tensor.axes
-            along = []
-            for dim, axis in split:
-                if axis not in axes:  # None is none of them
-                    stage = moves.get((name, dim))
-                    axis = stage.axis if stage else None
-                along.append(axis)
-            found[name] = tuple(along)
-        return found
-
     def storage(self, tensor: Tensor) -> tuple[str | None, ...]:
         """Per mesh dimension the axis along which the schedule works from a tensor split."""
-        return self._stored[tensor.name]
+        return self.layout.stored[tensor.name]
 
     def stored(self, tensor: Tensor, dim: str) -> str | None:
         """The axis along which the schedule works from a tensor split over a dimension."""
-        return self._stored[tensor.name][self.mesh.index(dim)]
+        return self.layout.stored[tensor.name][self.mesh.index(dim)]
 
     def walks(self, tensor: Tensor, dim: str) -> bool:
         """Whether a tensor comes by, or goes home, tile by tile along a dimension."""
@@ -324,23 +375,22 @@ class Program:
 
 # What is worked out from which fields: it is kept while they stay.
 _FIELDS = tuple(field.name for field in fields(Program))
-_ALWAYS = ("following",)  # what directives make of it
-_OF_TENSORS = ("_by_name", "inputs", "derived", "read", "outputs", "output_names", "_stored")
-_LAID = ("layout", "atoms")
+_OF_TENSORS = ("_by_name", "inputs", "derived", "read", "outputs", "output_names", "pinned_at_all")
+_LAID = ("routes", "_routes", "atoms")
 _MADE_OF = {
-    **dict.fromkeys(_FIELDS, (*_ALWAYS, *_LAID, "shared")),
-    "axes": (*_ALWAYS, *_LAID, "shared", "extents"),
-    "mesh": (*_ALWAYS, *_LAID, "shared", "_split_by", "_stored"),
-    "body": (*_ALWAYS, "shared", "read"),
-    "combines": (*_ALWAYS, "shared", "optional"),
-    "tensors": (*_ALWAYS, *_LAID, *_OF_TENSORS),
-    "parallel": (*_ALWAYS, *_LAID, "_split_by", "_stored"),
-    "stages": (*_ALWAYS, *_LAID, "moves", "_stored"),
-    "order": (*_ALWAYS, *_LAID),
-    "tiles": (*_ALWAYS, *_LAID),
-    "replicated": _ALWAYS,
-    "reduce_dtype": _ALWAYS,
-    "joins": _ALWAYS,
-    "kernel": _ALWAYS,
-    "border": _ALWAYS,
+    **dict.fromkeys(_FIELDS, (*_LAID, "shared")),
+    "axes": (*_LAID, "shared", "extents"),
+    "mesh": (*_LAID, "shared", "_split_by"),
+    "body": ("shared", "read"),
+    "combines": ("shared", "optional"),
+    "tensors": (*_LAID, *_OF_TENSORS),
+    "parallel": (*_LAID, "_split_by"),
+    "stages": ("routes", "atoms"),
+    "order": _LAID,
+    "tiles": _LAID,
+    "replicated": (),
+    "reduce_dtype": (),
+    "joins": (),
+    "kernel": (),
+    "border": (),
 }

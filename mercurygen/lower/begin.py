@@ -86,16 +86,19 @@ def _not_cuttable(fault: NotCuttable) -> Refusal:
 def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool, bool] | Refusal:
     """Of all ranks: most blocks of a tile; whether every first tile is one block, of all cells of
     the results; and whether the mask leaves nothing of some tile."""
-    places = tuple(_places(program, loops, axis) for axis in program.mask_axes)
-    tiles = program.tiles and (program.tiles, program.parallel)
-    key = "fragments", program.kernel, program.order, tiles, places
-    found = program.shared.get(key)
+    walks = "walked", program.kernel, program.layout, tuple([loop.paces for loop in loops])
+    found = program.shared.get(walks)  # of many schedules
     if found is None:
-        try:
-            found = _cut(program, *places)
-        except NotCuttable as fault:
-            found = _not_cuttable(fault)
-        program.shared[key] = found
+        places = tuple(_places(program, loops, axis) for axis in program.mask_axes)
+        tiles = program.tiles and (program.tiles, program.parallel)
+        key = "fragments", program.kernel, program.order, tiles, places
+        found = program.shared.get(key)
+        if found is None:
+            try:
+                found = _cut(program, *places)
+            except NotCuttable as fault:
+                found = _not_cuttable(fault)
+        program.shared[key] = program.shared[walks] = found
     return found
 
 
@@ -202,6 +205,18 @@ def misaligned(plan: Plan) -> Refusal | None:
 
 
 def _in_step(plan: Plan) -> bool:
+    """Whether all that carries an axis of the results has the same part of it at every step.
+
+    It depends on what moves along which dimensions, gathered or walked, not on the way.
+    """
+    key = "in step", plan.program.layout, tuple([loop.course for loop in plan.nest.loops])
+    found = plan.program.shared.get(key)
+    if found is None:
+        found = plan.program.shared[key] = _parts_agree(plan)
+    return found
+
+
+def _parts_agree(plan: Plan) -> bool:
     """Whether all that carries an axis of the results has the same part of it at every step: what
     is read is that of the owner whose results they are."""
     program = plan.program

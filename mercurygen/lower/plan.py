@@ -149,6 +149,12 @@ class Loop:
         return any(walk.both for walk in self.walks)
 
     @cached_property
+    def course(self) -> tuple:
+        """What moves along which dimensions, gathered or walked, in whatever way."""
+        dims = tuple((stage.dim, isinstance(stage, Walk)) for stage in self.stages)
+        return self.tensors, self.axis, self.outputs, self.partner, dims
+
+    @cached_property
     def paces(self) -> tuple[tuple[str, str, int, int], ...]:
         """Per walk its dimension, the axis whose tiles come by, how the owner moves from step to
         step (+1 or -1), and the step that the first tile is of: results alone that go home begin

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from mercurygen.errors import Refusal, closest
 from mercurygen.ir.program import Program
+from mercurygen.schedule.directives import Shard, Shift
 
 
 def unknown_dim(program: Program, dims: tuple[str, ...]) -> Refusal | None:
@@ -82,6 +86,8 @@ def mixed_roles(program: Program, tensors: tuple[str, ...], word: str) -> Refusa
     )
 
 
+Unfit = Callable[[Program, Any], Refusal | None]
+
 REDUCE_DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -115,44 +121,59 @@ def joined_axes(program: Program, name: str) -> tuple[str, ...]:
     return next((axes for axes in program.joins if "_".join(axes) == name), (name,))
 
 
-def not_brought(
-    program: Program,
-    tensors: tuple[str, ...],
-    axis: str,
-    dims: tuple[str, ...],
-    word: str,
-    dtype: str | None,
-) -> Refusal | None:
-    """What keeps tensors from being gathered, shifted or reduced along an axis over dimensions."""
+def not_brought(program: Program, d: Shard | Shift, unfit: Unfit) -> Refusal | None:
+    """What keeps tensors from being gathered, shifted or reduced along an axis over dimensions.
+
+    What the line alone tells is looked at once for all programs of an operator and mesh.
+
+    Args:
+        program: so far.
+        d: the line.
+        unfit: what keeps it from any program of the operator on the mesh.
+    """
+    key = "unfit", d
+    found = program.shared.get(key)
+    if found is None:
+        found = program.shared[key] = (unfit(program, d),)
+    return found[0] or _moved_already(program, d)
+
+
+def unfit_line(program: Program, d: Shard | Shift, word: str) -> Refusal | None:
+    """Unknown names, tensors of two kinds or of a group's part, an axis that is not theirs."""
     found = (
-        unknown_tensor(program, tensors)
-        or unknown_axis(program, axis)
-        or unknown_dim(program, dims)
-        or mixed_roles(program, tensors, word)
-        or not_one_story(program, tensors, word)
-        or fault_of_dtype(program, tensors, dtype)
+        unknown_tensor(program, d.tensors)
+        or unknown_axis(program, d.axis)
+        or unknown_dim(program, d.dims)
+        or mixed_roles(program, d.tensors, word)
+        or not_one_story(program, d.tensors, word)
+        or fault_of_dtype(program, d.tensors, d.dtype)
     )
     if found:
         return found
-    for name in tensors:
+    for name in d.tensors:
         tensor = program.tensor(name)
-        if not tensor.carries(axis):
+        if not tensor.carries(d.axis):
             return Refusal(
                 "not-its-axis",
                 lambda tensor=tensor: (
-                    f"{tensor.name} carries no axis {axis}",
+                    f"{tensor.name} carries no axis {d.axis}",
                     f"it carries {', '.join(tensor.axes)}",
                 ),
             )
-        for dim in dims:
-            for stage in program.stages:
-                if stage.dim == dim and name in stage.tensors:
+    return None
+
+
+def _moved_already(program: Program, d: Shard | Shift) -> Refusal | None:
+    for stage in program.stages:
+        if stage.dim in d.dims:
+            for name in d.tensors:
+                if name in stage.tensors:
                     return Refusal(
                         "two-stories",
-                        lambda name=name, dim=dim: (
+                        lambda name=name, dim=stage.dim: (
                             f"{name} already moves along {dim} by another line",
                             "a tensor moves in one way along a dimension: keep one of the two",
                         ),
-                        ("shift" if stage.kind == "walk" else "shard", name, dim),
+                        ("shift" if stage.kind == "walk" else "shard", name, stage.dim),
                     )
     return None

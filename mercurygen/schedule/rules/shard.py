@@ -12,17 +12,25 @@ from __future__ import annotations
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program, Stage
 from mercurygen.schedule.directives import Shard
-from mercurygen.schedule.rules.common import in_order, not_brought
+from mercurygen.schedule.rules.common import in_order, not_brought, unfit_line
 
 
 def refuse(program: Program, d: Shard) -> Refusal | None:
     """See `not_brought`."""
-    return not_brought(program, d.tensors, d.axis, d.dims, "shard", d.dtype)
+    return not_brought(program, d, _unfit)
+
+
+def _unfit(program: Program, d: Shard) -> Refusal | None:
+    return unfit_line(program, d, "shard")
 
 
 def rewrite(program: Program, d: Shard) -> Program:
     """The program with one more gather, or reduce-scatter, per dimension."""
-    names = in_order(program, d.tensors)
-    kind = "scatter" if program.tensor(names[0]).role == "output" else "gather"
-    stages = (Stage(names, kind, d.axis, dim, dtype=d.dtype) for dim in d.dims)
+    key = "gathers", d
+    stages = program.shared.get(key)
+    if stages is None:
+        names = in_order(program, d.tensors)
+        kind = "scatter" if program.tensor(names[0]).role == "output" else "gather"
+        stages = tuple(Stage(names, kind, d.axis, dim, dtype=d.dtype) for dim in d.dims)
+        program.shared[key] = stages
     return program.changed(stages=(*program.stages, *stages))

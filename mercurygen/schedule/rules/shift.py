@@ -12,7 +12,7 @@ from __future__ import annotations
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program, Stage
 from mercurygen.schedule.directives import Along, Shift
-from mercurygen.schedule.rules.common import in_order, not_brought
+from mercurygen.schedule.rules.common import in_order, not_brought, unfit_line
 
 MOST_AHEAD = 8  # tiles that a prefetch may hold: more never hides more
 CLASHES = (("both", "reverse"), ("both", "direct"), ("both", "skewed"), ("direct", "skewed"))
@@ -20,7 +20,11 @@ CLASHES = (("both", "reverse"), ("both", "direct"), ("both", "skewed"), ("direct
 
 def refuse(program: Program, d: Shift) -> Refusal | None:
     """See `not_brought`; and options that do not go together."""
-    found = not_brought(program, d.tensors, d.axis, d.dims, "shift", d.dtype)
+    return not_brought(program, d, _unfit)
+
+
+def _unfit(program: Program, d: Shift) -> Refusal | None:
+    found = unfit_line(program, d, "shift")
     if found:
         return found
     if d.dtype is not None:
@@ -83,6 +87,10 @@ def _options(along: Along, is_output: bool) -> Refusal | None:
 
 def rewrite(program: Program, d: Shift) -> Program:
     """The program with one more walk per dimension, inside the stages before it."""
-    names = in_order(program, d.tensors)
-    stages = (Stage(names, "walk", d.axis, a.dim, a.options, d.dtype) for a in d.along)
+    key = "walks", d
+    stages = program.shared.get(key)
+    if stages is None:
+        names = in_order(program, d.tensors)
+        stages = tuple(Stage(names, "walk", d.axis, a.dim, a.options, d.dtype) for a in d.along)
+        program.shared[key] = stages
     return program.changed(stages=(*program.stages, *stages))
