@@ -85,7 +85,7 @@ class Common:
         wide: the same, of what partial results are merged in.
         aten: whether torch's attention runs the body.
         ports: per level that the group spans.
-        called: what one call of the body needs, by its extents; see `mercurygen.cost.shape`.
+        kinds: what calls of the body need; see `mercurygen.cost.shape`.
         shapes: by what they depend on; see there too.
         begun: per layout, all ranks after the border before the nest.
     """
@@ -103,7 +103,7 @@ class Common:
         self.width = program.extents.get("D_v", 1)
         self.aten = program.kernel == ATEN
         self.ports = {index: Ports(network, index) for index, _ in network.spanned}
-        self.called: dict[tuple, tuple] = {}
+        self.kinds: dict = {}
         self.shapes: dict = {}
         self.begun: dict = {}
         self._wires: dict[tuple[str, str, int], Wire] = {}

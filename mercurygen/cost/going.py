@@ -183,7 +183,7 @@ class SentCall(Going):
             self.results = nest.widen(part)
             tally.down(replaced(part, self.results))
             return
-        row, calls = nest.steps.table[nest.step], nest.single_calls
+        row, calls = nest.steps.table[nest.step], nest.calls(False)
         none = (0,) * len(self.names)
         made = [calls.shares[kind] or none for kind in row]
         tally.up_each([sum(sizes) for sizes in made])

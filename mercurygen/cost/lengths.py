@@ -10,8 +10,9 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from mercurygen.cost.steps import Classes, Place
+from mercurygen.cost.steps import Classes, classes_of
 from mercurygen.ir.atoms import atoms_of
+from mercurygen.ir.liveness import Liveness
 from mercurygen.ir.program import Program
 from mercurygen.lower.plan import Gather, Loop, Stages, Walk
 from mercurygen.lower.visible import read_run
@@ -168,11 +169,12 @@ class _Reads:
     def __init__(self, program: Program, axis: str, classes: Classes) -> None:
         self.program, self.axis, self.classes = program, axis, classes
         rows, columns = program.mask_axes
-        self.by_rows, self.other = axis == rows, columns if axis == rows else rows
+        self.other = columns if axis == rows else rows
         self.atoms = atoms_of(program)
+        self.runs = _Runs.of(program, axis == rows)
         self._found: dict[tuple, list[int]] = {}
-        self._lengths: dict[tuple, int] = {}
-        self._others: dict[tuple, tuple[int, ...]] = {}
+        self._tiles: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+        self._unions: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
 
     @classmethod
     def of(cls, program: Program, axis: str, classes: Classes) -> _Reads:
@@ -196,35 +198,78 @@ class _Reads:
         key = away, inner
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = [self._length(p, away, inner) for p in self.classes.places]
+            numbers = [0] * self.classes.count
+            for dim, n in away:
+                size, owners = self.program.mesh.extent(dim), self.classes.further(dim, n)
+                numbers = [number * size + i for number, i in zip(numbers, owners, strict=True)]
+            tiles = self.tiles(tuple([dim for dim, _ in away]))
+            regions = [tiles[number] for number in numbers]
+            for dims in inner:
+                pairs = zip(regions, self.unions(dims), strict=True)
+                regions = list(map(self.runs.__getitem__, pairs))
+            found = self._found[key] = list(map(len, regions))
         return found
 
-    def _length(self, place: Place, away, inner) -> int:
-        mesh, split = self.program.mesh, self.program.parallel_dims(self.other)
-        owner = tuple([(dim, (place.get(dim, 0) + n) % mesh.extent(dim)) for dim, n in away])
-        key = owner, inner, inner and tuple([place[dim] for dim in split])
-        length = self._lengths.get(key)
-        if length is None:
-            where = {dim: (i,) for dim, i in owner}
-            region = self.atoms.owned(self.program.order, self.axis, where)
-            for dims in inner:
-                others = self._union(tuple((d, None if d in dims else place[d]) for d in split))
-                start, stop = read_run(self.atoms.domain, self.by_rows, region, others)
-                region = region[start:stop]
-            length = self._lengths[key] = len(region)
-        return length
-
-    def _union(self, where: tuple[tuple[str, int | None], ...]) -> tuple[int, ...]:
-        """Atoms of the other axis at some coordinates, or (None) at all along a dimension."""
-        found = self._others.get(where)
+    def tiles(self, dims: tuple[str, ...]) -> list[tuple[int, ...]]:
+        """Atoms of every tile that is split over some dimensions."""
+        found = self._tiles.get(dims)
         if found is None:
-            mesh = self.program.mesh
-            spans = ((range(mesh.extent(dim)) if i is None else (i,)) for dim, i in where)
-            union: set[int] = set()
-            for at in product(*spans):
-                here = {dim: i for (dim, _), i in zip(where, at, strict=True)}
-                union.update(self.atoms.iterations(self.other, here))
-            found = self._others[where] = tuple(sorted(union))
+            places = classes_of(self.program, dims).places
+            held = ({dim: (i,) for dim, i in place.items()} for place in places)
+            found = [self.atoms.owned(self.program.order, self.axis, each) for each in held]
+            self._tiles[dims] = found
+        return found
+
+    def unions(self, dims: tuple[str, ...]) -> list[tuple[int, ...]]:
+        """Per class the atoms of the other axis of all ranks that differ along some dimensions."""
+        found = self._unions.get(dims)
+        if found is None:
+            split = self.program.parallel_dims(self.other)
+            made: dict[tuple[int | None, ...], tuple[int, ...]] = {}
+            found = self._unions[dims] = []
+            for place in self.classes.places:
+                where = tuple([None if dim in dims else place[dim] for dim in split])
+                if where not in made:
+                    made[where] = self._union(split, where)
+                found.append(made[where])
+        return found
+
+    def _union(
+        self, split: tuple[str, ...], where: tuple[int | None, ...]
+    ) -> tuple[int, ...]:
+        """Atoms of the other axis at some coordinates, or (None) at all along a dimension."""
+        mesh = self.program.mesh
+        spans = (
+            (range(mesh.extent(dim)) if i is None else (i,))
+            for dim, i in zip(split, where, strict=True)
+        )
+        union: set[int] = set()
+        for at in product(*spans):
+            union.update(self.atoms.iterations(self.other, dict(zip(split, at, strict=True))))
+        return tuple(sorted(union))
+
+
+class _Runs(dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]):
+    """By the atoms of a tile and those of the other axis that a rank works on, the run of the tile
+    that it reads; made when it is asked for."""
+
+    def __init__(self, domain: Liveness, by_rows: bool) -> None:
+        super().__init__()
+        self.domain, self.by_rows = domain, by_rows
+
+    @classmethod
+    def of(cls, program: Program, by_rows: bool) -> _Runs:
+        """Those of a program's mask."""
+        key = "runs", atoms_of(program).domain, by_rows
+        found = program.shared.get(key)
+        if found is None:
+            found = program.shared[key] = cls(*key[1:])
+        return found
+
+    def __missing__(self, pair: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, ...]:
+        region, others = pair
+        start, stop = read_run(self.domain, self.by_rows, region, others)
+        self[pair] = found = region[start:stop]
         return found
 
 

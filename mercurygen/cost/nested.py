@@ -7,7 +7,7 @@ from math import prod
 
 from mercurygen.cost.common import Common, Part, Parts
 from mercurygen.cost.rings import NoForm, Rings
-from mercurygen.cost.shape import Shape
+from mercurygen.cost.shape import Calls, Shape
 from mercurygen.cost.tally import NEVER, Tally
 from mercurygen.lower.plan import Plan
 
@@ -39,15 +39,20 @@ class Nested(Rings):
             [(loop.outputs, loop.axis, loop.walks[-1].dim) for loop in self.loops if loop.outputs]
         )
         self.results = common.partials(_elements(plan, common, shape, homes))
-        self.merged_calls = shape.calls(plan, True)
-        self.single_calls = shape.calls(plan, False)
+        self.of_call: dict[bool, Calls] = {}
 
     # --- calls --------------------------------------------------------------------------------
+
+    def calls(self, merge: bool) -> Calls:
+        """The body's calls, merged into results or not."""
+        if merge not in self.of_call:
+            self.of_call[merge] = self.shape.calls(self.plan, merge)
+        return self.of_call[merge]
 
     def call(self, merge: bool) -> None:
         """The body on what the mask leaves of the tile that is here."""
         tally, step = self.tally, self.step
-        calls = self.merged_calls if merge else self.single_calls
+        calls = self.of_call.get(merge) or self.calls(merge)
         if tally.vary is None:
             height = tally.alive + calls.highest[step]
             if height > tally.peak:
@@ -58,7 +63,7 @@ class Nested(Rings):
 
     def share(self) -> Parts:
         """The result of a tile that is one block, as the body leaves it."""
-        made = self.single_calls.share(self.step)
+        made = self.calls(False).share(self.step)
         if made is None:
             raise NoForm("shares differ")
         parts = {}

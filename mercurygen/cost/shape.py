@@ -21,7 +21,6 @@ class Calls:
 
     Attributes:
         spent: what each kind spends.
-        seconds: the sums of these.
         scratch: bytes beside.
         shares: of a kind of one call its bytes of every output, as the body leaves them.
         present: per step the kinds that any class has.
@@ -34,11 +33,10 @@ class Calls:
         self.table, kinds = ((0,),), [(None,)]
         if shape.steps is not None:
             self.table, kinds = shape.steps.table, shape.steps.kinds
-        each = [_kind(shape, plan, common, kind, merge) for kind in kinds]
-        self.spent, self.scratch, self.shares, self.regions = zip(*each, strict=True)
-        self.seconds = [sum(one) for one in self.spent]
+        each = map(_kinds(shape, plan, common, merge).__getitem__, kinds)
+        self.spent, seconds, self.scratch, self.shares, self.regions = zip(*each, strict=True)
         present = shape.steps.present if shape.steps is not None else [(0,)] * shape.length
-        self.longest = [max([self.seconds[kind] for kind in row]) for row in present]
+        self.longest = [max([seconds[kind] for kind in row]) for row in present]
         self.highest = [max([self.scratch[kind] for kind in row]) for row in present]
         self.present = present
         self._each: dict[int, list[int]] = {}
@@ -71,7 +69,7 @@ class Shape:
     def __init__(self, plan: Plan, common: Common) -> None:
         program, mesh = plan.program, common.mesh
         walks = walked(plan)
-        self.common, self.axes = common, tuple(axis.name for axis in program.axes)
+        self.common = common
         self.classes = classes_of(program, telling(program, walks))
         self.steps = steps_of(program, walks, self.classes) if program.mask_axes else None
         self.strides = [prod(walk.size for walk in walks[i + 1 :]) for i in range(len(walks))]
@@ -121,37 +119,54 @@ class Shape:
         return longest, most * ranks / compute
 
 
-def _kind(
-    shape: Shape, plan: Plan, common: Common, calls: Sequence[Call | None], merge: bool
-) -> tuple:
-    """One kind of step: what it spends, scratch bytes; of a single call share and region."""
-    total, most, share, region = NOTHING, 0, None, None
-    for call in calls:
-        one, more, share, region = _call(shape, plan, common, call, merge)
-        total, most = added(total, one), max(most, more)
-    return total, most, share, region
+class Kinds(dict[tuple, tuple]):
+    """What the calls of one kind of step need, on tiles that are alike but for the mask's axes.
 
+    Of several calls: what they spend, that in seconds, the scratch bytes of the most; of a single
+    unmerged one the bytes of its share and its region too. Made when it is asked for.
+    """
 
-def _call(shape: Shape, plan: Plan, common: Common, call: Call | None, merge: bool) -> tuple:
-    """One call: what it spends, scratch bytes, and unmerged the bytes of its share and region."""
-    extents, causal, less = dict(shape.local), False, 0
-    rows, columns = plan.program.mask_axes or (None, None)
-    if call is not None:
-        extents[rows], extents[columns], causal, less = call
-    key = (*extents.values(), causal, less, merge)
-    found = common.called.get(key)
-    if found is not None:
+    def __init__(self, plan: Plan, common: Common, local: dict[str, int], merge: bool) -> None:
+        super().__init__()
+        self.plan, self.common, self.local, self.merge = plan, common, local, merge
+        self._calls: dict[Call | None, tuple] = {}
+
+    def __missing__(self, calls: tuple[Call | None, ...]) -> tuple:
+        total, most, share, region = NOTHING, 0, None, None
+        for call in calls:
+            if call not in self._calls:
+                self._calls[call] = self._call(call)
+            one, more, share, region = self._calls[call]
+            total, most = added(total, one), max(most, more)
+        found = self[calls] = total, sum(total), most, share, region
         return found
-    spent = common.kernels.call(tuple(extents[axis] for axis in shape.axes), causal, merge)
-    scratch, share, region = scratch_bytes(plan, extents, merge), None, None
-    if not merge:
-        share = share_bytes(plan, extents)
+
+    def _call(self, call: Call | None) -> tuple:
+        """One call: what it spends, scratch bytes, and unmerged the bytes of share and region."""
+        extents, causal, less, common = dict(self.local), False, 0, self.common
+        rows, columns = self.plan.program.mask_axes or (None, None)
         if call is not None:
-            extents |= {rows: extents[rows] + less, columns: extents[columns] + less}
-        region = tuple(
-            prod(extents[axis] for axis in t.axes) * common.wide[t.name] for t in common.outputs
-        )
-    found = common.called[key] = spent, scratch, share, region
+            extents[rows], extents[columns], causal, less = call
+        spent = common.kernels.call(tuple(extents.values()), causal, self.merge)
+        scratch, share, region = scratch_bytes(self.plan, extents, self.merge), None, None
+        if not self.merge:
+            share = share_bytes(self.plan, extents)
+            if call is not None:
+                extents |= {rows: extents[rows] + less, columns: extents[columns] + less}
+            region = tuple(
+                prod(extents[axis] for axis in t.axes) * common.wide[t.name]
+                for t in common.outputs
+            )
+        return spent, scratch, share, region
+
+
+def _kinds(shape: Shape, plan: Plan, common: Common, merge: bool) -> Kinds:
+    """What calls need in a shape; shapes differ in the mask's axes, which calls have their own of."""
+    masked = plan.program.mask_axes
+    key = tuple([n for axis, n in shape.local.items() if axis not in masked]), merge
+    found = common.kinds.get(key)
+    if found is None:
+        found = common.kinds[key] = Kinds(plan, common, shape.local, merge)
     return found
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from math import prod
+from operator import add
 
 from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.mesh import Mesh
@@ -93,6 +94,7 @@ class Classes:
         coordinates = map(mesh.coordinate, range(mesh.size))
         self.of = [numbers[tuple(here[dim] for dim in dims)] for here in coordinates]
         self._away: dict[tuple[str, int], list[int]] = {}
+        self._further: dict[tuple[str, int], list[int]] = {}
 
     def away(self, dim: str, distance: int) -> list[int]:
         """Per class the one so many places further along a dimension."""
@@ -105,6 +107,20 @@ class Classes:
                 number + ((place[dim] + distance) % size - place[dim]) * stride
                 for number, place in enumerate(self.places)
             ]
+        return found
+
+
+    def further(self, dim: str, distance: int) -> list[int]:
+        """Per class its coordinate along a dimension, so many places further.
+
+        Along other dimensions than those that tell classes apart it is that of the first rank.
+        """
+        key = dim, distance
+        found = self._further.get(key)
+        if found is None:
+            size = self.mesh.extent(dim)
+            found = [(place.get(dim, 0) + distance) % size for place in self.places]
+            self._further[key] = found
         return found
 
 
@@ -129,21 +145,17 @@ def steps_of(program: Program, walks: tuple[Walked, ...], classes: Classes) -> S
 
 def _steps(program: Program, walks: tuple[Walked, ...], classes: Classes) -> Steps:
     rows, columns = (_Tiles(program, axis, walks, classes) for axis in program.mask_axes)
-    calls_of = _Cuts.of(program, rows.dims, columns.dims).calls
-    cut: dict[tuple[int, int], int] = {}
-    kinds: dict[tuple[Call, ...], int] = {}
-    table = []
+    cuts = _Cuts.of(program, rows.dims, columns.dims)
+    found = []
     for times in product(*(range(walk.size) for walk in walks)):
-        pairs = list(zip(rows.at(times), columns.at(times), strict=True))
-        for pair in pairs:
-            if pair not in cut:
-                cut[pair] = kinds.setdefault(calls_of(*pair), len(kinds))
-        table.append(tuple([cut[pair] for pair in pairs]))
-    columns_of = Counter((first, tuple(sorted(rest))) for first, *rest in zip(*table, strict=True))
-    sums = tuple(
-        (first, tuple(Counter(rest).items()), count) for (first, rest), count in columns_of.items()
-    )
-    return Steps(tuple(kinds), tuple(table), tuple(tuple(sorted(set(row))) for row in table), sums)
+        pairs = map(add, rows.at(times, cuts.width), columns.at(times, 1))
+        found.append(list(map(cuts.__getitem__, pairs)))
+    numbers = {kind: i for i, kind in enumerate(dict.fromkeys(chain.from_iterable(found)))}
+    table = tuple([tuple(map(numbers.__getitem__, row)) for row in found])
+    alike = Counter([(first, tuple(sorted(rest))) for first, *rest in zip(*table, strict=True)])
+    sums = [(first, tuple(Counter(rest).items()), many) for (first, rest), many in alike.items()]
+    kinds, present = map(cuts.kinds.__getitem__, numbers), map(tuple, map(set, table))
+    return Steps(tuple(kinds), table, tuple(present), tuple(sums))
 
 
 class _Tiles:
@@ -163,12 +175,12 @@ class _Tiles:
         self.own = _numbers(program.mesh, self.dims, classes.places)
         self._found: dict[tuple[int, ...], list[int]] = {}
 
-    def at(self, times: tuple[int, ...]) -> list[int]:
-        """Per class the number of its tile, at a step of the walks."""
+    def at(self, times: tuple[int, ...], width: int) -> list[int]:
+        """Per class the number of its tile, times a width, at a step of the walks."""
         key = tuple([times[i] for i, _ in self.mine])
         found = self._found.get(key)
         if found is None:
-            found = self.own
+            found = [n * width for n in self.own]
             for i, walk in self.mine:
                 away = walk.back * (times[i] + walk.first) % walk.size
                 found = [found[other] for other in self.classes.away(walk.dim, away)]
@@ -185,17 +197,29 @@ def _numbers(mesh: Mesh, dims: tuple[str, ...], places: list[Place]) -> list[int
     return found
 
 
-class _Cuts:
-    """The calls on every pair of tiles of the rows and the columns of the mask."""
+class _Cuts(dict[int, int]):
+    """Which calls the mask leaves of every pair of tiles of its rows and columns.
+
+    By the number of the rows' tile times `width` plus that of the columns', an index of `kinds`;
+    made when it is asked for.
+
+    Attributes:
+        width: how many tiles of the columns there are.
+        kinds: the different calls so far.
+    """
 
     def __init__(self, program: Program, rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
-        atoms = atoms_of(program)
-        self.domain, self.kernel, self.lists = atoms.domain, program.kernel, []
+        super().__init__()
+        atoms, lists = atoms_of(program), []
+        self.domain, self.kernel = atoms.domain, program.kernel
         for axis, dims in zip(program.mask_axes, (rows, columns), strict=True):
-            places = Classes(program.mesh, dims).places
+            places = classes_of(program, dims).places
             held = ({dim: (i,) for dim, i in place.items()} for place in places)
-            self.lists.append([atoms.owned(program.order, axis, each) for each in held])
-        self._calls: dict[tuple[int, int], tuple[Call, ...]] = {}
+            lists.append([atoms.owned(program.order, axis, each) for each in held])
+        self.rows, self.columns = lists
+        self.width = len(self.columns)
+        self.kinds: list[tuple[Call, ...]] = []
+        self._numbers: dict[tuple[Call, ...], int] = {}
 
     @classmethod
     def of(cls, program: Program, rows: tuple[str, ...], columns: tuple[str, ...]) -> _Cuts:
@@ -206,14 +230,13 @@ class _Cuts:
             found = program.shared[key] = cls(program, rows, columns)
         return found
 
-    def calls(self, row: int, column: int) -> tuple[Call, ...]:
-        """The calls on a pair of tiles, by their numbers."""
-        key = row, column
-        found = self._calls.get(key)
-        if found is None:
-            rows, columns = self.lists
-            found = self._calls[key] = tuple(
-                (*tokens_of(block, self.domain.size), block.causal, int(block.below))
-                for block in visible(self.domain, self.kernel, rows[row], columns[column])
-            )
-        return found
+    def __missing__(self, pair: int) -> int:
+        row, column = divmod(pair, self.width)
+        blocks = visible(self.domain, self.kernel, self.rows[row], self.columns[column])
+        size = self.domain.size
+        calls = tuple([(*tokens_of(b, size), b.causal, int(b.below)) for b in blocks])
+        kind = self._numbers.setdefault(calls, len(self.kinds))
+        if kind == len(self.kinds):
+            self.kinds.append(calls)
+        self[pair] = kind
+        return kind

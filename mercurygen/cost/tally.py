@@ -7,7 +7,6 @@ number for every class of ranks that do the same is kept beside what all have.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from operator import add, sub
 
 from mercurygen.cost.common import Common, Ports, Wire
@@ -44,7 +43,8 @@ class Tally:
 
     def branch(self, classes: int) -> Tally:
         """The same state, to go on from, with so many classes; nothing varies yet."""
-        made = copy(self)
+        made = object.__new__(Tally)
+        made.__dict__.update(self.__dict__)
         made.classes = classes
         made.sent, made.last, made.free = dict(self.sent), [*self.last], [*self.free]
         made.sent_each = {}
