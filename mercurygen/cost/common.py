@@ -9,7 +9,6 @@ live as long as the programs of the search, in `Program.shared`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from mercurygen.cost.kernels import Kernels, Spent
@@ -29,7 +28,28 @@ class Part(NamedTuple):
     item: int
 
 
-Parts = dict[str, Part]
+class Parts(dict[str, Part]):
+    """Results by output.
+
+    Attributes:
+        live: bytes of their buffers.
+        wide: whether all are in what they are merged in.
+    """
+
+    __slots__ = ("live", "wide")
+
+    def __init__(self, common: Common, parts: dict[str, Part]) -> None:
+        super().__init__(parts)
+        self.live, self.wide = 0, True
+        for name, part in parts.items():
+            self.live += part.live
+            self.wide = self.wide and part.item == common.wide[name]
+
+    def gone(self, new: Parts) -> int:
+        """Bytes of the buffers of which others have taken the place."""
+        if new is self:
+            return 0
+        return sum([part.live for name, part in self.items() if new[name] is not part])
 
 
 class Wire:
@@ -152,13 +172,26 @@ class Partials:
         named = dict(zip(common.names, elements, strict=True))
         self.sizes = {name: count * common.wide[name] for name, count in named.items()}
         self.total = sum(self.sizes.values())
-        self.nothing = {name: Part(n, n, common.wide[name]) for name, n in self.sizes.items()}
+        parts = {name: Part(n, n, common.wide[name]) for name, n in self.sizes.items()}
+        self.nothing = Parts(common, parts)
         self.fill = common.kernels.copies(list(self.sizes.values()))
         self._merges: dict[tuple[str, ...], tuple[int, tuple[Spent, ...]]] = {}
+        self._shares: dict[tuple[int, ...], Parts] = {}
 
-    def merge(self, names: Iterable[str]) -> tuple[int, tuple[Spent, ...]]:
-        """To merge some of them into others: bytes beside them, and what each kernel spends."""
-        key = tuple(names)
+    def share(self, made: tuple[int, ...]) -> Parts:
+        """Results as the body leaves them, in buffers of so many bytes."""
+        found = self._shares.get(made)
+        if found is None:
+            common, parts = self.common, {}
+            items = common.items if common.aten else common.wide
+            for name, nbytes in zip(common.names, made, strict=True):
+                own = self.sizes[name] // common.wide[name] * items[name]
+                parts[name] = Part(nbytes, own, items[name])
+            found = self._shares[made] = Parts(common, parts)
+        return found
+
+    def merge(self, key: tuple[str, ...]) -> tuple[int, tuple[Spent, ...]]:
+        """To merge those of some names into others: bytes beside them, what each kernel spends."""
         found = self._merges.get(key)
         if found is None:
             scratch, spent = 0, []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mercurygen.cost.common import Part, Parts, merge_scratch
-from mercurygen.cost.nested import Nested, Sizes, lively, replaced
+from mercurygen.cost.nested import Nested, Sizes
 from mercurygen.cost.rings import NoForm
 from mercurygen.cost.tally import NEVER
 from mercurygen.lower.plan import Loop
@@ -16,27 +16,20 @@ class Homes(Nested):
 
     def part(self, number: int, tiles: Sizes) -> tuple[Parts, Absent]:
         """The results for the tile that is here, and which classes have none."""
-        tally = self.tally
-        absent = self.absent(number)
-        if absent is not None:
-            if all(absent):
-                return {}, absent
-            away = [NEVER if gone else 0 for gone in absent]
-            tally.up_each(away, look=False)
-        if number + 1 < len(self.loops):
-            found = self.scope(number + 1, tiles)
-        else:
-            found = self.once()
-        if absent is not None:
-            tally.down_each(away)
-            tally.down_each([lively(found) if gone else 0 for gone in absent])
+        tally, absent = self.tally, None
+        alone = number + 1 == len(self.loops)
+        if self.trimmed[number] and not (alone and self.loops[number].home == "relayed"):
+            absent = self.empty(number)  # else it is the call that is left out
+        if absent is None:
+            return (self.once() if alone else self.scope(number + 1, tiles)), None
+        if all(absent):
+            return Parts(self.common, {}), absent
+        away = [NEVER if gone else 0 for gone in absent]
+        tally.up_each(away, look=False)
+        found = self.once() if alone else self.scope(number + 1, tiles)
+        tally.down_each(away)
+        tally.down_each([found.live if gone else 0 for gone in absent])
         return found, absent
-
-    def absent(self, number: int) -> Absent:
-        """Classes that read nothing of the tile."""
-        gone = self.empty(number)
-        alone = number + 1 == len(self.loops)  # then it is the call that is left out
-        return None if alone and self.loops[number].home == "relayed" else gone
 
     def unread(self, number: int, step: int) -> Absent:
         """Classes for whose tile the rank that sends results now has none."""
@@ -58,6 +51,7 @@ class Going:
 
     Attributes:
         size: of the dimension.
+        stays: outputs that do not go home with it.
     """
 
     def __init__(self, nest: Homes, number: int, tiles: Sizes) -> None:
@@ -67,7 +61,7 @@ class Going:
         self.size = nest.mesh.extent(self.walk.dim)
         self.tiles = tiles
         self.at = 0
-        self.results: Parts = {}
+        self.stays = tuple([n for n in nest.common.names if n not in self.loop.outputs])
 
     def away(self, step: int) -> int:
         """How many places further the owner is of the tile of a step."""
@@ -112,12 +106,11 @@ class SentHome(Going):
             if absent is not None:
                 raise NoForm("no results for our own tile")
             self.results = nest.widen(part)
-            self.tally.down(replaced(part, self.results))
+            self.tally.alive -= part.gone(self.results)
             return
         self.land()
-        stays = [name for name in part if name not in self.loop.outputs]
-        if stays:
-            nest.merge(stays, absent)
+        if self.stays and part:
+            nest.merge(self.stays, absent)
         out = self.outgoing(part, absent)
         missing = nest.unread(self.number, step)
         self.up(self.moved, missing)
@@ -133,16 +126,17 @@ class SentHome(Going):
     def outgoing(self, part: Parts, absent: Absent) -> int:
         """Bytes of results ready to be sent, in the dtype that they are merged in."""
         nest = self.nest
-        moves = {name: one for name, one in part.items() if name in self.loop.outputs}
-        if not moves:  # no class has any
+        if not part:  # no class has any
             return self.moved
-        gone = lively(part)
+        moves = sum([part[name].live for name in self.loop.outputs])
+        gone = part.live
         if nest.begin == "only" and nest.common.aten:
             self.up(self.moved, absent)
-            self.tally.copy(lively(moves) + self.moved)
+            self.tally.copy(moves + self.moved)
         else:
-            gone -= lively(moves)
-        self.down(gone, absent)
+            gone -= moves
+        if gone:
+            self.down(gone, absent)
         return self.moved
 
     def land(self) -> None:
@@ -181,7 +175,7 @@ class SentCall(Going):
         if not step:
             part, _ = nest.part(self.number, self.tiles)
             self.results = nest.widen(part)
-            tally.down(replaced(part, self.results))
+            tally.alive -= part.gone(self.results)
             return
         row, calls = nest.steps.table[nest.step], nest.calls(False)
         none = (0,) * len(self.names)
@@ -190,9 +184,8 @@ class SentCall(Going):
         tally.top_each(calls.scratch_each(nest.step))
         tally.now += calls.longest[nest.step]
         self.land()
-        stays = [i for i in range(len(self.names)) if i not in self.moved]
-        if stays:
-            nest.merge([self.names[i] for i in stays])
+        if self.stays:
+            nest.merge(self.stays)
         out = [sum(sizes[i] for i in self.moved) for sizes in made]
         if nest.common.aten:
             going = [sum((calls.regions[kind] or none)[i] for i in self.moved) for kind in row]
@@ -201,7 +194,8 @@ class SentCall(Going):
             tally.down_each([sum(sizes) for sizes in made])
         else:
             going = out
-            tally.down_each([sum(sizes[i] for i in stays) for sizes in made])
+            kept = [self.names.index(name) for name in self.stays]
+            tally.down_each([sum(sizes[i] for i in kept) for sizes in made])
         first = [(calls.regions[kind] or none)[self.moved[0]] for kind in row]
         away = self.away(step)
         others = nest.shape.classes.away(self.walk.dim, -away)
@@ -238,9 +232,12 @@ class Travelling(Going):
 
     def __init__(self, nest: Homes, number: int, tiles: Sizes) -> None:
         super().__init__(nest, number, tiles)
-        self.staying: Parts = {}
-        self.stays = 0  # bytes of the last results that were merged into what stays
-        self.moves: Parts = {}
+        reverse = self.walk.reverse
+        self.wire = nest.common.wire("shift", self.walk.dim, self.size - 1 if reverse else 1)
+        self.staying: dict[str, Part] = {}
+        self.stayed = 0  # bytes of the last results that were merged into what stays
+        self.moves: dict[str, Part] = {}
+        self.moving = 0  # bytes of these
         self.before = 0  # bytes of the sums that the last transfer holds on to
         self.arriving = 0
         self.sums: float | None = None  # when those on their way are here
@@ -254,51 +251,54 @@ class Travelling(Going):
         part, absent = nest.part(self.number, self.tiles)
         if absent is not None:
             raise NoForm("no results for a tile")
-        stays = {name: one for name, one in part.items() if name not in self.loop.outputs}
-        tally.down(self.stays)
-        self.stays = 0
-        self.before = lively(self.moves)
-        self.moves = self.divided(part)
+        tally.alive -= self.stayed
+        self.stayed, self.before = 0, self.moving
+        stays = {name: part[name] for name in self.stays}
+        stay = sum([one.live for one in stays.values()])
+        self.divide(part, part.live - stay)
         if not step:
             self.staying = stays
-            self.arriving = sum(one.nbytes for one in self.moves.values())
+            self.arriving = sum([one.nbytes for one in self.moves.values()])
             tally.up(self.arriving)
         else:
-            self.stays = lively(stays)
-            nest.merge(stays)
+            self.stayed = stay
+            if stays:
+                nest.merge(self.stays)
             tally.wait(self.sums)
-            nest.merge(self.moves)
+            nest.merge(self.loop.outputs)
         if self.loop.tensors:
             self.hand_on()
 
-    def divided(self, part: Parts) -> Parts:
-        """What moves on, in the dtype that it is merged in."""
+    def divide(self, part: Parts, live: int) -> None:
+        """What moves on, in the dtype that it is merged in; of results with so many bytes alive."""
         nest = self.nest
-        moves = {name: one for name, one in part.items() if name in self.loop.outputs}
-        if nest.begin != "only" or not nest.common.aten:
-            return moves
-        sizes = {name: nest.results.sizes[name] for name in moves}
-        self.tally.up(sum(sizes.values()))
-        self.tally.copy(lively(moves) + sum(sizes.values()))
-        self.tally.down(lively(moves))
-        return {name: Part(n, n, nest.common.wide[name]) for name, n in sizes.items()}
+        self.moves, self.moving = part, live
+        if self.stays:
+            self.moves = {name: part[name] for name in self.loop.outputs}
+        if nest.begin == "only" and nest.common.aten:
+            sizes, wide = nest.results.sizes, nest.common.wide
+            self.moves = {name: Part(sizes[name], sizes[name], wide[name]) for name in self.moves}
+            self.moving = sum([one.live for one in self.moves.values()])
+            self.tally.up(self.moving)
+            self.tally.copy(live + self.moving)
+            self.tally.alive -= live
 
     def hand_on(self) -> None:
         """Start sending sums to the next rank; what the last transfer held on to is gone."""
-        wire = self.nest.common.wire("shift", self.walk.dim, -1 % self.size if self.walk.reverse else 1)
-        self.sums = self.tally.start(wire, self.arriving)
-        self.tally.down(self.before)
+        self.sums = self.tally.start(self.wire, self.arriving)
+        self.tally.alive -= self.before
         self.before = 0
 
     def end(self) -> Parts:
         """No more tiles."""
-        tally = self.tally
+        tally, moves = self.tally, self.moves
         if self.loop.tensors:
             tally.wait(self.sums)
-            tally.down(lively(self.moves))
-            self.moves = {n: Part(x.nbytes, x.nbytes, x.item) for n, x in self.moves.items()}
+            tally.alive -= self.moving
+            moves = {n: Part(x.nbytes, x.nbytes, x.item) for n, x in moves.items()}
         else:
-            tally.down(self.before + self.arriving)
-        tally.down(self.stays)
-        found = {**self.staying, **self.moves}
-        return {t.name: found[t.name] for t in self.nest.outputs if t.name in found}
+            tally.alive -= self.before + self.arriving
+        tally.alive -= self.stayed
+        found = {**self.staying, **moves}
+        ordered = {name: found[name] for name in self.nest.common.names}
+        return Parts(self.nest.common, ordered)

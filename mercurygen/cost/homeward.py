@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mercurygen.cost.going import Going, Homes, SentCall, SentHome, Travelling
 from mercurygen.cost.common import Part, Parts, merge_scratch
-from mercurygen.cost.nested import Sizes, replaced
+from mercurygen.cost.nested import Sizes
 from mercurygen.lower.plan import Gather, Reduce
 
 
@@ -16,7 +16,7 @@ class Homeward(Homes):
         found = self.scope(0, tiles)
         if self.plan.nest.reduces:
             wide = self.widen(found)
-            self.tally.down(replaced(found, wide))
+            self.tally.alive -= found.gone(wide)
             found = wide
         for reduce in self.plan.nest.reduces:
             found = self.reduce(found, reduce)
@@ -54,7 +54,8 @@ class Homeward(Homes):
 
     def reduce(self, found: Parts, reduce: Reduce) -> Parts:
         """Partial results of a dimension's ranks, as one; what they were goes after that."""
-        before = {name: part for name, part in found.items() if name in reduce.tensors}
+        mine = {name: part for name, part in found.items() if name in reduce.tensors}
+        before = Parts(self.common, mine)
         mine = self.widen(before)
         if reduce.kind == "sum":
             after = {name: self.summed(part, reduce, name) for name, part in mine.items()}
@@ -62,8 +63,9 @@ class Homeward(Homes):
             after = self.softmax(mine, reduce)
         else:
             after = self.exchange(mine, reduce)
-        self.tally.down(replaced(before, mine) + replaced(mine, after))
-        return {**found, **after}
+        after = Parts(self.common, after)
+        self.tally.alive -= before.gone(mine) + mine.gone(after)
+        return Parts(self.common, {**found, **after})
 
     def summed(self, part: Part, reduce: Reduce, name: str) -> Part:
         """A sum over a dimension, of all or of everyone's part."""
@@ -87,7 +89,7 @@ class Homeward(Homes):
         tally.down(narrow.nbytes + gone + (kept if found is not target else 0))
         return found
 
-    def softmax(self, mine: Parts, reduce: Reduce) -> Parts:
+    def softmax(self, mine: Parts, reduce: Reduce) -> dict[str, Part]:
         """The maximum of lse, then one sum of what is weighed by it, in place."""
         tally, wire = self.tally, self.common.wire("all-reduce", reduce.dim)
         out, lse = (mine[name].nbytes for name in reduce.tensors)
@@ -101,7 +103,7 @@ class Homeward(Homes):
         tally.down(out + 2 * lse)
         return mine
 
-    def exchange(self, mine: Parts, reduce: Reduce) -> Parts:
+    def exchange(self, mine: Parts, reduce: Reduce) -> dict[str, Part]:
         """Partial results to the ranks that keep them, merged there in rank order."""
         tally, size, gone, kept = self.tally, self.mesh.extent(reduce.dim), 0, {}
         wire = self.common.wire("all-gather" if reduce.axis is None else "all-to-all", reduce.dim)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from mercurygen.cost.common import Common, Part, Parts
@@ -12,16 +13,6 @@ from mercurygen.cost.tally import NEVER, Tally
 from mercurygen.lower.plan import Plan
 
 Sizes = dict[str, int]  # bytes by tensor
-
-
-def lively(parts: Parts) -> int:
-    """Bytes of their buffers."""
-    return sum([part.live for part in parts.values()])
-
-
-def replaced(old: Parts, new: Parts) -> int:
-    """Bytes of the buffers of which others have taken the place."""
-    return sum([part.live for name, part in old.items() if new[name] is not part])
 
 
 class Nested(Rings):
@@ -66,14 +57,9 @@ class Nested(Rings):
         made = self.calls(False).share(self.step)
         if made is None:
             raise NoForm("shares differ")
-        parts = {}
-        for name, nbytes in zip(self.common.names, made, strict=True):
-            wide = self.common.wide[name]
-            item = self.common.items[name] if self.common.aten else wide
-            parts[name] = Part(nbytes, self.results.sizes[name] // wide * item, item)
         self.tally.up(sum(made))
         self.call(False)
-        return parts
+        return self.results.share(made)
 
     def nothing(self) -> Parts:
         """What merges to nothing."""
@@ -81,16 +67,17 @@ class Nested(Rings):
         self.tally.spend(self.results.fill)
         return self.results.nothing
 
-    def merge(self, names: Iterable[str], absent: list[bool] | None = None) -> None:
+    def merge(self, names: tuple[str, ...], absent: list[bool] | None = None) -> None:
         """Partial results of some outputs, merged into others; on some classes there are none."""
         scratch, spent = self.results.merge(names)
+        tally = self.tally
         if scratch:
             if absent is None:
-                self.tally.top(scratch)
+                tally.top(scratch)
             else:
-                self.tally.top_each([0 if gone else scratch for gone in absent])
+                tally.top_each([0 if gone else scratch for gone in absent])
         for each in spent:
-            self.tally.spend(each)
+            tally.spend(each)
 
     def cast(self, part: Part, item: int) -> Part:
         """In a dtype with so many bytes an element: a new buffer, if it has other bytes now."""
@@ -103,43 +90,44 @@ class Nested(Rings):
 
     def widen(self, parts: Parts) -> Parts:
         """In the dtypes that they are merged in; the old buffers stay."""
-        return {name: self.cast(part, self.common.wide[name]) for name, part in parts.items()}
+        return parts if parts.wide else self.casts(parts, self.common.wide)
 
     def narrow(self, parts: Parts) -> Parts:
         """In their own dtypes; the old buffers go after that."""
-        found = {name: self.cast(part, self.common.items[name]) for name, part in parts.items()}
-        self.tally.down(replaced(parts, found))
+        found = self.casts(parts, self.common.items)
+        self.tally.alive -= parts.gone(found)
         return found
+
+    def casts(self, parts: Parts, items: dict[str, int]) -> Parts:
+        """With so many bytes an element."""
+        found = {name: self.cast(part, items[name]) for name, part in parts.items()}
+        return Parts(self.common, found)
 
     # --- scopes -------------------------------------------------------------------------------
 
     def scope(self, number: int, tiles: Sizes) -> Parts:
         """The partial results of all that the loops from one inwards bring."""
-        if number < len(self.loops) and self.loops[number].outputs:
+        loops, tally = self.loops, self.tally
+        if number < len(loops) and loops[number].outputs:
             return self.moving(number, tiles)
-        index = number
-        while index < len(self.loops) and not self.loops[index].outputs:
-            index += 1
-        rest = index < len(self.loops)
-        tally, made = self.tally, {}
-        for each in range(number, index):
-            loop = self.loops[each]
+        index, walks, made = number, [], {}
+        while index < len(loops) and not loops[index].outputs:
+            loop = loops[index]
             if loop.leading:
-                tiles, more = self.lead(each, tiles)
-                tally.down(made.get(loop.tensors, 0))  # gathered before, over other dimensions
+                tiles, more = self.lead(index, tiles)
+                tally.alive -= made.get(loop.tensors, 0)  # gathered before, over other dimensions
                 made[loop.tensors] = more
-        walks = [each for each in range(number, index) if self.loops[each].walks]
-        if not walks and not rest:
-            found = self.once()
-        else:
-            found = self.merged(walks, index if rest else None, tiles)
-        tally.down(sum(made.values()))
-        for each in walks:
-            last = self.offsets[each] + len(self.loops[each].walks) - 1
-            tally.down(self.old[last])
-            self.old[last] = 0
-        tally.down(self.pending)
+            if loop.walks:
+                walks.append(index)
+            index += 1
+        rest = index if index < len(loops) else None
+        found = self.merged(walks, rest, tiles) if walks or rest is not None else self.once()
+        tally.alive -= sum(made.values()) + self.pending
         self.pending = 0
+        for each in walks:
+            last = self.offsets[each] + len(loops[each].walks) - 1
+            tally.alive -= self.old[last]
+            self.old[last] = 0
         return found
 
     def lead(self, number: int, tiles: Sizes) -> tuple[Sizes, int]:
@@ -157,62 +145,65 @@ class Nested(Rings):
             tally.up(whole)
             for nbytes in sizes:
                 tally.copy(2 * nbytes * times)
-            tally.down(whole)
-            tally.down(before)
+            tally.alive -= whole + before
             sizes, before = [nbytes * times for nbytes in sizes], whole
         return {**tiles, **dict(zip(loop.tensors, sizes, strict=True))}, before
 
     def merged(self, walks: list[int], rest: int | None, tiles: Sizes) -> Parts:
         """Every tile of some loops inside one another, merged into one result."""
-        found: Parts = {}
-        first = self.begin == "first"
-        if rest is None and not first:
+        found: Parts | None = None
+        tally = self.tally
+        if rest is None and self.begin != "first":
             found = self.nothing()
 
         def body() -> None:
-            tally = self.tally
+            nonlocal found
             tally.alive -= self.pending
             self.pending = 0
             if rest is not None:
                 inner = self.scope(rest, tiles)
-                if not found:
-                    found.update(inner)
+                if found is None:
+                    found = inner
                     return
-                self.merge(inner)
-                tally.down(lively(inner))
-            elif first and not found:
+                self.merge(self.common.names)
+                tally.alive -= inner.live
+            elif found is None:
                 share = self.share()
-                found.update(self.widen(share))
-                tally.down(replaced(share, found))
+                found = self.widen(share)
+                tally.alive -= share.gone(found)
             else:
                 self.call(True)
 
         self.items(walks, tiles, body)
         return found
 
-    def items(self, walks: list[int], tiles: Sizes, body) -> None:
+    def items(self, walks: list[int], tiles: Sizes, body: Callable[[], None]) -> None:
         """Every tile of loops inside loops."""
         if not walks:
             body()
             return
-        number = walks[0]
-        loop = self.loops[number]
-        deep = len(walks) > 1 or number + 1 < len(self.loops)
+        number, inner = walks[0], walks[1:]
+        loop, each = self.loops[number], body
+        if inner:
 
-        def each() -> None:
-            gone = self.empty(number) if deep else None
-            if gone is None:
-                self.items(walks[1:], tiles, body)
-                return
-            if all(gone):
-                return
-            away = [NEVER if one else 0 for one in gone]
-            self.tally.up_each(away, look=False)
-            self.items(walks[1:], tiles, body)
-            self.tally.down_each(away)
+            def each() -> None:
+                self.items(inner, tiles, body)
 
+        if self.trimmed[number] and (inner or number + 1 < len(self.loops)):
+            each = partial(self.where_read, number, each)
         names = loop.tensors + (loop.partner[0] if loop.partner else ())
         self.coming(number, [tiles[name] for name in names], each)
+
+    def where_read(self, number: int, body: Callable[[], None]) -> None:
+        """What is inside, on the classes that read something of the tile that is here."""
+        gone = self.empty(number)
+        if gone is None:
+            body()
+        elif not all(gone):
+            away = [NEVER if one else 0 for one in gone]
+            self.tally.up_each(away, look=False)
+            body()
+            self.tally.down_each(away)
 
     def once(self) -> Parts:
         """The results of tiles that are all there is."""
@@ -221,6 +212,7 @@ class Nested(Rings):
             self.call(True)
             return found
         return self.share()
+
 
 def _elements(
     plan: Plan, common: Common, shape: Shape, homes: tuple[tuple[tuple[str, ...], str, str], ...]
