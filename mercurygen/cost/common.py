@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from mercurygen.cost.kernels import Kernels, Spent
 from mercurygen.cost.links import Network
+from mercurygen.cost.report import Traffic
 from mercurygen.ir.operator import Operator
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import ATEN
@@ -104,7 +105,8 @@ class Common:
         items: per output, bytes of an element.
         wide: the same, of what partial results are merged in.
         aten: whether torch's attention runs the body.
-        ports: per level that the group spans.
+        spanned: index and name of every level that the group spans.
+        ports: of each.
         kinds: what calls of the body need; see `mercurygen.cost.shape`.
         shapes: by what they depend on; see there too.
         begun: per layout, all ranks after the border before the nest.
@@ -122,11 +124,13 @@ class Common:
         self.accumulator = plan.itemsize("accumulator")
         self.width = program.extents.get("D_v", 1)
         self.aten = program.kernel == ATEN
+        self.spanned = network.spanned
         self.ports = {index: Ports(network, index) for index, _ in network.spanned}
         self.kinds: dict = {}
         self.shapes: dict = {}
         self.begun: dict = {}
         self._wires: dict[tuple[str, str, int], Wire] = {}
+        self._traffic: dict[tuple[str, int, int | None], Traffic] = {}
         self._rings: dict[tuple[str, bool, bool], tuple[Wire, ...]] = {}
         self._partials: dict[tuple[int, ...], Partials] = {}
 
@@ -136,6 +140,19 @@ class Common:
         found = self._wires.get(key)
         if found is None:
             found = self._wires[key] = Wire(self.network, self.mesh, *key)
+        return found
+
+    def traffic(self, name: str, even: int, level: int | None) -> Traffic:
+        """Of ranks that all send as much, in parts, over a level or (None) along a dimension."""
+        key = name, even, level
+        found = self._traffic.get(key)
+        if found is None:
+            size, port = self.network.size, even * 1.0
+            if level is not None:
+                port = max(many * even * times for many, times in self.ports[level].kinds)
+            parts = size * size
+            found = Traffic(name, even * size / (size * parts), even / parts, port / parts)
+            self._traffic[key] = found
         return found
 
     def ring(self, dim: str, direct: bool, reverse: bool) -> tuple[Wire, ...]:

@@ -57,8 +57,6 @@ class Sent(NamedTuple):
 class Lengths:
     """Atoms that every class has of the tiles of one loop, of which it gets what it reads.
 
-    Attributes:
-        first: stages of the loop's tensors before the loop's own.
     """
 
     def __init__(
@@ -73,27 +71,22 @@ class Lengths:
         """
         self.program, self.classes, self.axis = program, classes, loops[number].axis
         self.stages, self.first = brought(loops, number)
-        self.outer = [s for s in self.stages[: self.first] if isinstance(s, Walk)]
-        self.walks = [s for s in self.stages[self.first :] if isinstance(s, Walk)]
         self.atoms = atoms_of(program)
         storage = program.storage(program.tensor(loops[number].tensors[0]))
         self.split = tuple(
             dim for dim, a in zip(program.mesh.names, storage, strict=True) if a == self.axis
         )
         self.reads = _Reads.of(program, self.axis, classes)
+        self._depths: dict[int, _Depth] = {}
         self._found: dict[tuple, list[int]] = {}
         self._sent: dict[tuple, Sent] = {}
 
-    def whole(self, depth: int) -> int:
-        """Atoms of all of a tile that has been through so many stages of the loop."""
-        parts = prod(self.program.mesh.extent(dim) for dim in self._split_after(depth))
-        return self.atoms.count[self.axis] // parts
-
-    def _split_after(self, depth: int) -> tuple[str, ...]:
-        """Dimensions that a tile is split over after so many stages of the loop."""
-        done = self.stages[: self.first + depth]
-        whole = {stage.dim for stage in done if isinstance(stage, Gather)}
-        return tuple(dim for dim in self.split if dim not in whole)
+    def depth(self, depth: int) -> _Depth:
+        """A tile that has been through so many stages of the loop."""
+        found = self._depths.get(depth)
+        if found is None:
+            found = self._depths[depth] = _Depth(self, self.first + depth)
+        return found
 
     def at(self, around: tuple[int, ...], times: tuple[int, ...], depth: int) -> list[int]:
         """Atoms that every class has of a tile.
@@ -106,21 +99,15 @@ class Lengths:
         key = around, times, depth
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = self._at(*key)
+            at = self.depth(depth)
+            away = {  # how far from a rank the owner is
+                dim: (step if reverse else -step) % size
+                for (dim, reverse, size), step in zip(at.walks, (*around, *times), strict=True)
+            }
+            inner = tuple([dims for dim, dims in at.direct if away[dim]])
+            owner = tuple([(dim, away.get(dim, 0)) for dim in at.split])
+            found = self._found[key] = self.reads.at(owner, inner)
         return found
-
-    def _at(self, around: tuple[int, ...], times: tuple[int, ...], depth: int) -> list[int]:
-        mesh, stages = self.program.mesh, self.stages[: self.first + depth]
-        away = {}  # how far from a rank the owner is
-        walks = (*self.outer, *self.walks[: len(times)])
-        for walk, step in zip(walks, (*around, *times), strict=True):
-            away[walk.dim] = (step if walk.reverse else -step) % mesh.extent(walk.dim)
-        inner = tuple(  # of each direct walk that this tile has come along, the walks inside
-            tuple(s.dim for s in self.stages[index + 1 :] if isinstance(s, Walk))
-            for index, stage in enumerate(stages)
-            if isinstance(stage, Walk) and stage.direct and away[stage.dim]
-        )
-        return self.reads.at(tuple((d, away.get(d, 0)) for d in self._split_after(depth)), inner)
 
     def sent(
         self,
@@ -155,12 +142,36 @@ class Lengths:
             return Sent([unit * n for n in before], into, None, 0)
         away = self.classes.away(walk.dim, -step if walk.reverse else step)
         out, own = [into[i] for i in away], self.at(around, outer, depth)
-        full = unit * self.whole(depth)
+        full = unit * self.depth(depth).atoms
         copies = [  # what is all of a buffer is sent from there
             n if n and (n != unit * mine or n != full) else 0
             for n, mine in zip(out, own, strict=True)
         ]
         return Sent(out, into, copies if any(copies) else None, max(copies))
+
+
+class _Depth:
+    """A tile that has been through some of its stages.
+
+    Attributes:
+        walks: of these, dimension, whether in reverse, and size.
+        direct: of each that is direct, its dimension and those of the walks inside it.
+        split: dimensions that the tile is split over now.
+        atoms: of all of the tile.
+    """
+
+    def __init__(self, lengths: Lengths, count: int) -> None:
+        stages, extent = lengths.stages, lengths.program.mesh.extent
+        done = [(i, s) for i, s in enumerate(stages[:count]) if isinstance(s, Walk)]
+        self.walks = [(s.dim, s.reverse, extent(s.dim)) for _, s in done]
+        self.direct = [
+            (s.dim, tuple(x.dim for x in stages[i + 1 :] if isinstance(x, Walk)))
+            for i, s in done
+            if s.direct
+        ]
+        whole = {stage.dim for stage in stages[:count] if isinstance(stage, Gather)}
+        self.split = tuple(dim for dim in lengths.split if dim not in whole)
+        self.atoms = lengths.atoms.count[lengths.axis] // prod(map(extent, self.split))
 
 
 class _Reads:
@@ -277,10 +288,9 @@ def lengths_of(
     program: Program, loops: tuple[Loop, ...], number: int, classes: Classes
 ) -> Lengths:
     """The lengths of a loop; schedules that agree in what they depend on share them."""
-    tensor = program.tensor(loops[number].tensors[0])
-    other = tuple(program.parallel_dims(axis) for axis in program.mask_axes)
-    stages, storage = brought(loops, number), program.storage(tensor)
-    key = "lengths", program.order, tensor.name, stages, storage, classes.dims, other
+    tensor = loops[number].tensors[0]
+    reach = tuple([loop.reach if tensor in loop.tensors else () for loop in loops])
+    key = "lengths", program.layout, tensor, reach, number, classes.dims
     found = program.shared.get(key)
     if found is None:
         found = program.shared[key] = Lengths(program, loops, number, classes)

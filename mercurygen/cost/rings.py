@@ -142,8 +142,11 @@ class Rings:
             wider = [n * prod(self.mesh.extent(stage.dim) for stage in gathers) for n in sizes]
             inner, waits = (lambda: self.level(number, index + 1, wider, body)), False
 
+        times, stride = self.times, self.shape.strides[at]
+
         def on(step: int) -> None:
-            self.turn(at, step)
+            self.step += (step - times[at]) * stride
+            times[at] = step
             old = olds[at]
             if old:
                 if waits:
@@ -264,7 +267,7 @@ class _Trimmed:
         depth = loop.stages.index(walk)
         if any(isinstance(stage, Gather) for stage in loop.stages[depth:]):
             raise NoForm("gathered inside what is trimmed")
-        unit = nbytes // self.found.whole(depth)
+        unit = nbytes // self.found.depth(depth).atoms
         self.where = around, tuple(rings.times[at : at + index]), depth, unit
         self.off = rings.off()
         self.flights: deque[tuple[float, list[int] | None]] = deque()

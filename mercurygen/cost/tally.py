@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import add, sub
 
-from mercurygen.cost.common import Common, Ports, Wire
+from mercurygen.cost.common import Common, Wire
 from mercurygen.cost.kernels import Spent
 from mercurygen.cost.report import Traffic
 
@@ -153,14 +153,13 @@ class Tally:
 
     def traffic(self, class_of: Sequence[int]) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:
         """Per level that the group spans, and per dimension; by the class of every rank."""
-        network = self.common.network
+        common, parts = self.common, self.common.network.size ** 2
         levels = [_Sum() for _ in self.free]
         dims = [_Sum() for _ in self.last]
         for wire, nbytes in self.sent.items():
             for level, even, shares in wire.sent:
                 levels[level].add(nbytes, even, shares)
             dims[wire.place].add(nbytes, wire.even, wire.shares)
-        parts = network.size * network.size
         for wire, each in self.sent_each.items():
             whole = [each[index] * parts for index in class_of]
             for level, even, shares in wire.sent:
@@ -169,16 +168,9 @@ class Tally:
                     sent = [n if share else 0 for n, share in zip(whole, shares, strict=True)]
                 levels[level].add_each(sent)
                 dims[wire.place].add_each(sent)
-        return (
-            tuple(
-                levels[index].traffic(name, network.size, self.common.ports[index])
-                for index, name in network.spanned
-            ),
-            tuple(
-                one.traffic(name, network.size, None)
-                for one, name in zip(dims, self.common.mesh.names, strict=True)
-            ),
-        )
+        spanned = [levels[index].traffic(common, name, index) for index, name in common.spanned]
+        along = [one.traffic(common, name) for one, name in zip(dims, common.mesh.names)]
+        return tuple(spanned), tuple(along)
 
 
 class _Sum:
@@ -205,16 +197,14 @@ class _Sum:
         """What every rank sends."""
         self.each = sent if self.each is None else list(map(add, self.each, sent))
 
-    def traffic(self, name: str, size: int, ports: Ports | None) -> Traffic:
-        """Mean, most, and out of the busiest port; without ports as much as the most."""
-        parts, even, each = size * size, self.even, self.each
-        if each is None:
-            total, most = even * size, even
-            port = most * 1.0 if ports is None else max([many * even * n for many, n in ports.kinds])
-        else:
-            each = [n + even for n in each] if even else each
-            total, most = sum(each), max(each)
-            port = most * 1.0
-            if ports is not None:
-                port = max([sum([each[rank] for rank in ranks]) * n for ranks, n in ports.ranks])
-        return Traffic(name, total / (size * parts), most / parts, port / parts)
+    def traffic(self, common: Common, name: str, level: int | None = None) -> Traffic:
+        """Mean, most, and out of the busiest port of a level; of a dimension as much as most."""
+        if self.each is None:
+            return common.traffic(name, self.even, level)
+        each = [n + self.even for n in self.each] if self.even else self.each
+        size, port = len(each), max(each) * 1.0
+        if level is not None:
+            ports = common.ports[level].ranks
+            port = max([sum([each[rank] for rank in ranks]) * n for ranks, n in ports])
+        parts = size * size
+        return Traffic(name, sum(each) / (size * parts), max(each) / parts, port / parts)

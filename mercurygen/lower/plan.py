@@ -155,6 +155,15 @@ class Loop:
         return self.tensors, self.axis, self.outputs, self.partner, dims
 
     @cached_property
+    def reach(self) -> tuple[tuple[str, bool, bool, bool], ...]:
+        """Per stage its dimension, and whether it walks, is direct and goes in reverse: what it
+        depends on which rank gets what of a tile."""
+        return tuple(
+            (s.dim, True, s.direct, s.reverse) if isinstance(s, Walk) else (s.dim, *(False,) * 3)
+            for s in self.stages
+        )
+
+    @cached_property
     def paces(self) -> tuple[tuple[str, str, int, int], ...]:
         """Per walk its dimension, the axis whose tiles come by, how the owner moves from step to
         step (+1 or -1), and the step that the first tile is of: results alone that go home begin
