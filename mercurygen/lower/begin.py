@@ -108,9 +108,11 @@ def _cut(
     worst, alike, blank, domain = 0, True, False, atoms_of(program).domain
     for mine, theirs, first in _tiles(program, rows, columns):
         blocks = visible(domain, program.kernel, mine, theirs)
-        worst, blank = max(worst, len(blocks)), blank or not blocks
-        if first and not (len(blocks) == 1 and _covers(program, blocks[0], mine, theirs)):
-            alike = False
+        if len(blocks) > worst:
+            worst = len(blocks)
+        blank = blank or not blocks
+        if first and alike:
+            alike = len(blocks) == 1 and _covers(program, blocks[0], mine, theirs)
     return worst, alike, blank
 
 
@@ -137,23 +139,25 @@ def _fragmented(worst: int) -> Refusal:
 def _tiles(program: Program, rows: tuple[str, ...], columns: tuple[str, ...]):
     """(rows, columns, whether it is the first of its results) of all tiles of all ranks."""
     row_axis, column_axis = program.mask_axes
-    atoms = atoms_of(program)
-    owners = _held(program, column_axis, columns)
-    for place, mine in _held(program, row_axis, rows):
-        for there, tiles in owners:
-            first = all(place.get(dim, i) == i for dim, i in there.items())
-            for part in _runs(mine, atoms.parts(row_axis)):
-                for tile in _runs(tiles, atoms.parts(column_axis)):
-                    yield part, tile, first
+    both = [dim for dim in rows if dim in columns]
+    owners = [
+        (tuple([there[dim] for dim in both]), tile)
+        for there, tile in _held(program, column_axis, columns)
+    ]
+    for place, part in _held(program, row_axis, rows):
+        here = tuple([place[dim] for dim in both])
+        for there, tile in owners:
+            yield part, tile, here == there
 
 
 def _held(program: Program, axis: str, dims: tuple[str, ...]) -> list[tuple[dict, tuple]]:
-    """Every place along some dimensions, and the atoms that it owns."""
+    """Every place along some dimensions, and the atoms that it owns: of each part of a loop."""
     atoms, found = atoms_of(program), []
+    parts = atoms.parts(axis)
     for held in product(*(range(program.mesh.extent(dim)) for dim in dims)):
         place = dict(zip(dims, held, strict=True))
         owned = atoms.owned(program.order, axis, {d: (i,) for d, i in place.items()})
-        found.append((place, owned))
+        found += [(place, part) for part in (_runs(owned, parts) if parts > 1 else (owned,))]
     return found
 
 
