@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import gc
 import pstats
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from itertools import product
 
 from mercurygen.cost import closed
 from mercurygen.cost.links import Network
-from mercurygen.cost.topology import load
+from mercurygen.cost.topology import Topology, load
 from mercurygen.designs.meshes import meshes
 from mercurygen.errors import Refusal
 from mercurygen.ir.mesh import Mesh
@@ -30,6 +29,7 @@ from mercurygen.lower.lower import lower
 from mercurygen.operators import load as load_operator
 from mercurygen.schedule.apply import Attempts, start
 from mercurygen.schedule.directives import Along, Directive, Parallelize, Shard, Shift
+from mercurygen.search.collect import seldom_collected
 from mercurygen.search.place import links
 from mercurygen.search.space import frame
 
@@ -91,14 +91,28 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=3, help="dimensions of a mesh")
     parser.add_argument("--profile", action="store_true", help="where the time goes")
     options = parser.parse_args()
-    topology = load(options.topo)
+    profile = cProfile.Profile(time.process_time) if options.profile else None
+    with seldom_collected():
+        seconds, counts = spend(load(options.topo), options.most, profile)
+    priced, spent = counts.pop("priced"), seconds.pop("priced")
+    refused, lost = counts.total(), seconds.total()
+    print(f"{priced} candidates priced in {spent:.2f} s: {priced / spent:.0f} a second")
+    print(f"{refused} refused in {lost:.2f} s: {refused / lost:.0f} a second")
+    for slug, count in counts.most_common():
+        print(f"  {count:6} {slug}, {seconds[slug] / count * 1e6:.0f} us each")
+    if profile:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+
+def spend(
+    topology: Topology, most: int, profile: cProfile.Profile | None = None
+) -> tuple[Counter[str], Counter[str]]:
+    """Price the space: seconds, and how many candidates, by what became of them."""
     group = tuple(level.size for level in topology.levels)
     network, operator = Network(topology, group), load_operator("attention")
     seconds: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    profile = cProfile.Profile() if options.profile else None
-    gc.freeze()
-    for mesh in meshes(links(topology, group), options.most):
+    for mesh in meshes(links(topology, group), most):
         attempts = Attempts(start(operator, Problem(), mesh))
         held = frame(attempts.start, "zigzag")
         for body in bodies(mesh):
@@ -110,14 +124,7 @@ def main() -> None:
             if profile:
                 profile.disable()
             counts[slug] += 1
-    priced, spent = counts.pop("priced"), seconds.pop("priced")
-    refused, lost = counts.total(), seconds.total()
-    print(f"{priced} candidates priced in {spent:.2f} s: {priced / spent:.0f} a second")
-    print(f"{refused} refused in {lost:.2f} s: {refused / lost:.0f} a second")
-    for slug, count in counts.most_common():
-        print(f"  {count:6} {slug}, {seconds[slug] / count * 1e6:.0f} us each")
-    if profile:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+    return seconds, counts
 
 
 if __name__ == "__main__":
