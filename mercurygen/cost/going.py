@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.cost.common import Part, Parts, merge_scratch
+from mercurygen.cost.common import Part, Parts, Wire, merge_scratch
 from mercurygen.cost.nested import Nested, Sizes
 from mercurygen.cost.rings import NoForm
 from mercurygen.cost.tally import NEVER
@@ -73,6 +73,11 @@ class Going:
             return [nbytes] * self.tally.classes
         return [0 if gone else nbytes for gone in absent]
 
+    def start(self, wire: Wire, sizes: list[int], into: list[int]) -> float:
+        """Begin a batch of every class's own bytes."""
+        takes = [1 if out or here else 0 for out, here in zip(sizes, into, strict=True)]
+        return self.tally.start_each(wire, sizes, takes, max(sizes))
+
     def up(self, nbytes: int, absent: Absent) -> None:
         """A buffer, on the classes that have it."""
         if absent is None:
@@ -118,8 +123,7 @@ class SentHome(Going):
         if absent is None and missing is None:
             end = self.tally.start(wire, out)
         else:
-            sizes = self.each(out, absent), self.each(self.moved, missing)
-            end = self.tally.start_each(wire, *sizes)
+            end = self.start(wire, self.each(out, absent), self.each(self.moved, missing))
         self.works = [(out, absent), (self.moved, missing)]
         self.flight = end, missing
 
@@ -202,7 +206,7 @@ class SentCall(Going):
         arriving, heads = ([sizes[i] for i in others] for sizes in (going, first))
         tally.up_each(arriving)
         wire = nest.common.wire("shift", self.walk.dim, away)
-        end = tally.start_each(wire, going, arriving)
+        end = self.start(wire, going, arriving)
         self.works = [going, arriving]
         self.flight = end, heads
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from itertools import product
 from math import prod
-from typing import NamedTuple
 
 from mercurygen.cost.steps import Classes, classes_of
 from mercurygen.ir.atoms import atoms_of
@@ -38,20 +37,31 @@ def trimmed(program: Program, loops: tuple[Loop, ...], number: int) -> bool:
     return any(isinstance(stage, Walk) and stage.direct for stage in done)
 
 
-class Sent(NamedTuple):
-    """One step's transfer of a trimmed walk: bytes, per class.
+class Sent:
+    """One step's transfer of a trimmed walk: atoms, per class.
 
     Attributes:
         out: that it sends.
         into: that come to it.
+        takes: 1 where it takes part.
+        most: of what one sends.
         copies: of what it sends is copied, or None if no class copies.
-        largest: most of these.
     """
 
-    out: list[int]
-    into: list[int]
-    copies: list[int] | None
-    largest: int
+    __slots__ = ("out", "into", "takes", "most", "copies")
+
+    def __init__(self, out: list[int], into: list[int], copies: list[int] | None) -> None:
+        self.out, self.into, self.copies = out, into, copies
+        self.takes = [1 if a or b else 0 for a, b in zip(out, into, strict=True)]
+        self.most = max(out)
+
+    def without(self, off: list[bool]) -> Sent:
+        """The same where some classes take no part; what they copy they do."""
+        out, into = (
+            [0 if gone else n for n, gone in zip(atoms, off, strict=True)]
+            for atoms in (self.out, self.into)
+        )
+        return Sent(out, into, self.copies)
 
 
 class Lengths:
@@ -115,7 +125,6 @@ class Lengths:
         around: tuple[int, ...],
         outer: tuple[int, ...],
         depth: int,
-        unit: int,
         step: int,
     ) -> Sent:
         """What one step of a walk of the loop sends.
@@ -125,29 +134,25 @@ class Lengths:
             around: steps of the walks before the loop's.
             outer: steps of the loop's walks outside this one.
             depth: stages of the loop outside this one.
-            unit: bytes of an atom.
             step: whose tile arrives.
         """
-        key = around, outer, depth, unit, step
+        key = around, outer, depth, step
         found = self._sent.get(key)
         if found is None:
             found = self._sent[key] = self._send(walk, *key)
         return found
 
-    def _send(self, walk: Walk, around, outer, depth: int, unit: int, step: int) -> Sent:
-        arriving = self.at(around, (*outer, step), depth + 1)
-        into = [unit * n for n in arriving]
+    def _send(self, walk: Walk, around, outer, depth: int, step: int) -> Sent:
+        into = self.at(around, (*outer, step), depth + 1)
         if not walk.direct:
-            before = self.at(around, (*outer, step - 1), depth + 1)
-            return Sent([unit * n for n in before], into, None, 0)
+            return Sent(self.at(around, (*outer, step - 1), depth + 1), into, None)
         away = self.classes.away(walk.dim, -step if walk.reverse else step)
         out, own = [into[i] for i in away], self.at(around, outer, depth)
-        full = unit * self.depth(depth).atoms
+        whole = self.depth(depth).atoms
         copies = [  # what is all of a buffer is sent from there
-            n if n and (n != unit * mine or n != full) else 0
-            for n, mine in zip(out, own, strict=True)
+            n if n != mine or n != whole else 0 for n, mine in zip(out, own, strict=True)
         ]
-        return Sent(out, into, copies if any(copies) else None, max(copies))
+        return Sent(out, into, copies if any(copies) else None)
 
 
 class _Depth:
@@ -210,7 +215,7 @@ class _Reads:
         found = self._found.get(key)
         if found is None:
             numbers = [0] * self.classes.count
-            for dim, n in away:
+            for dim, n in away if inner else ():  # whole tiles are equally long
                 size, owners = self.program.mesh.extent(dim), self.classes.further(dim, n)
                 numbers = [number * size + i for number, i in zip(numbers, owners, strict=True)]
             tiles = self.tiles(tuple([dim for dim, _ in away]))
@@ -288,9 +293,13 @@ def lengths_of(
     program: Program, loops: tuple[Loop, ...], number: int, classes: Classes
 ) -> Lengths:
     """The lengths of a loop; schedules that agree in what they depend on share them."""
-    tensor = loops[number].tensors[0]
-    reach = tuple([loop.reach if tensor in loop.tensors else () for loop in loops])
-    key = "lengths", program.layout, tensor, reach, number, classes.dims
+    tensor, stages, first = loops[number].tensors[0], (), 0
+    for index, loop in enumerate(loops):
+        first = len(stages) if index == number else first
+        stages += loop.reach if tensor in loop.tensors else ()
+    split = tuple([program.parallel_dims(axis) for axis in program.mask_axes])
+    storage = program.layout.stored[tensor]
+    key = "lengths", program.order, tensor, stages, first, storage, split, classes.dims
     found = program.shared.get(key)
     if found is None:
         found = program.shared[key] = Lengths(program, loops, number, classes)

@@ -189,7 +189,7 @@ class Rings:
         tally, nbytes, size = self.tally, sum(sizes), self.mesh.extent(walk.dim)
         wires = self.common.ring(walk.dim, walk.direct, walk.reverse)
         off = self.off()
-        some = off and [0 if gone else nbytes for gone in off]
+        some = None if off is None else [0 if gone else 1 for gone in off]
         ahead, direct = walk.ahead, walk.direct
         flights: deque[float] = deque()
         started, last = 0, size - 1
@@ -217,7 +217,7 @@ class Rings:
         """Start one step; of classes of which some are not there, these take no part."""
         if some is None:
             return self.tally.start(wire, nbytes)
-        return self.tally.start_each(wire, some, some)
+        return self.tally.start_each(wire, some, some, max(some), nbytes)
 
     def off(self) -> list[bool] | None:
         """Which classes do not take part, for nothing of an outer tile is read there."""
@@ -267,8 +267,8 @@ class _Trimmed:
         depth = loop.stages.index(walk)
         if any(isinstance(stage, Gather) for stage in loop.stages[depth:]):
             raise NoForm("gathered inside what is trimmed")
-        unit = nbytes // self.found.depth(depth).atoms
-        self.where = around, tuple(rings.times[at : at + index]), depth, unit
+        self.unit = nbytes // self.found.depth(depth).atoms
+        self.where = walk, around, tuple(rings.times[at : at + index]), depth
         self.off = rings.off()
         self.flights: deque[tuple[float, list[int] | None]] = deque()
         self.works: list[int] | None = None  # copies that the last transfer's name holds on to
@@ -294,18 +294,14 @@ class _Trimmed:
 
     def launch(self, index: int) -> None:
         """Start the transfer that brings the tile of the next step."""
-        sent = self.found.sent(self.walk, *self.where, index + 1)
-        out, into, copies = sent.out, sent.into, sent.copies
-        if copies is not None:
-            self.tally.up_each(copies)
-            self.tally.copy(2 * sent.largest)
+        sent, tally, unit, copies = self.found.sent(*self.where, index + 1), self.tally, self.unit, None
+        if sent.copies is not None:
+            copies = [unit * n for n in sent.copies]  # a buffer of its own
+            tally.up_each(copies)
+            tally.copy(2 * max(copies))
         if self.off is not None:
-            out, into = (
-                [0 if gone else n for n, gone in zip(sizes, self.off, strict=True)]
-                for sizes in (out, into)
-            )
-        end = self.tally.start_each(self.wires[index], out, into)
-        copies = copies and [*copies]  # a buffer of its own
+            sent = sent.without(self.off)
+        end = tally.start_each(self.wires[index], sent.out, sent.takes, sent.most, unit)
         self.flights.append((end, copies))
         before, self.works = self.works, copies
         self.drop(before)

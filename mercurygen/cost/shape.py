@@ -35,10 +35,12 @@ class Calls:
             self.table, kinds = shape.steps.table, shape.steps.kinds
         each = map(_kinds(shape, plan, common, merge).__getitem__, kinds)
         self.spent, seconds, self.scratch, self.shares, self.regions = zip(*each, strict=True)
-        present = shape.steps.present if shape.steps is not None else [(0,)] * shape.length
-        self.longest = [max([seconds[kind] for kind in row]) for row in present]
-        self.highest = [max([self.scratch[kind] for kind in row]) for row in present]
-        self.present = present
+        one = frozenset((0,))
+        self.present = shape.steps.present if shape.steps is not None else (one,) * shape.length
+        of = {kinds: max([seconds[kind] for kind in kinds]) for kinds in set(self.present)}
+        self.longest = list(map(of.__getitem__, self.present))
+        of = {kinds: max([self.scratch[kind] for kind in kinds]) for kinds in of}
+        self.highest = list(map(of.__getitem__, self.present))
         self._each: dict[int, list[int]] = {}
 
     def share(self, step: int) -> tuple[int, ...] | None:

@@ -55,7 +55,7 @@ class Steps:
 
     kinds: tuple[tuple[Call, ...], ...]
     table: tuple[tuple[int, ...], ...]
-    present: tuple[tuple[int, ...], ...]
+    present: tuple[frozenset[int], ...]
     sums: tuple[tuple[int, tuple[tuple[int, int], ...], int], ...]
 
 
@@ -152,10 +152,13 @@ def _steps(program: Program, walks: tuple[Walked, ...], classes: Classes) -> Ste
         found.append(list(map(cuts.__getitem__, pairs)))
     numbers = {kind: i for i, kind in enumerate(dict.fromkeys(chain.from_iterable(found)))}
     table = tuple([tuple(map(numbers.__getitem__, row)) for row in found])
-    alike = Counter([(first, tuple(sorted(rest))) for first, *rest in zip(*table, strict=True)])
-    sums = [(first, tuple(Counter(rest).items()), many) for (first, rest), many in alike.items()]
-    kinds, present = map(cuts.kinds.__getitem__, numbers), map(tuple, map(set, table))
-    return Steps(tuple(kinds), table, tuple(present), tuple(sums))
+    kinds, all_kinds = map(cuts.kinds.__getitem__, numbers), tuple(numbers.values())
+    alike = Counter([(n[0], tuple(map(n[1:].count, all_kinds))) for n in zip(*table, strict=True)])
+    sums = [
+        (first, tuple([pair for pair in enumerate(times) if pair[1]]), many)
+        for (first, times), many in alike.items()
+    ]
+    return Steps(tuple(kinds), table, tuple(map(frozenset, table)), tuple(sums))
 
 
 class _Tiles:

@@ -37,7 +37,7 @@ class Tally:
         self.operations = 0
         self.batches: list[int] | None = None  # of each class, beside `operations`
         self.sent: dict[Wire, int] = {}
-        self.sent_each: dict[Wire, list[int]] = {}  # of every class
+        self.sent_each: dict[tuple[Wire, int], list[int]] = {}  # in units of so many bytes
         self.last = [0.0] * len(common.mesh.dims)  # one operation after the other
         self.free = [0.0] * len(common.network.group)  # per level
 
@@ -131,14 +131,23 @@ class Tally:
         self.transfers += end - begin
         return end
 
-    def start_each(self, wire: Wire, sizes: Sequence[int], into: Sequence[int]) -> float:
-        """Begin a batch in which every class sends its own number of bytes, or nothing at all."""
-        total = self.sent_each.get(wire)
-        self.sent_each[wire] = sizes if total is None else list(map(add, total, sizes))
-        takes = [1 if out or here else 0 for out, here in zip(sizes, into, strict=True)]
+    def start_each(
+        self, wire: Wire, sizes: list[int], takes: list[int], most: int, unit: int = 1
+    ) -> float:
+        """Begin a batch in which every class sends its own number of bytes, or nothing at all.
+
+        Args:
+            wire: the transfer.
+            sizes: that each sends, in units.
+            takes: 1 for each that sends or receives, else 0.
+            most: of the sizes.
+            unit: bytes of a unit.
+        """
+        key = wire, unit
+        total = self.sent_each.get(key)
+        self.sent_each[key] = sizes if total is None else list(map(add, total, sizes))
         self.batches = takes if self.batches is None else list(map(add, self.batches, takes))
-        most = max(sizes)
-        return self.begin(wire, most) if most else self.now
+        return self.begin(wire, most * unit) if most else self.now
 
     def wait(self, end: float) -> None:
         """A transfer must be over."""
@@ -160,8 +169,8 @@ class Tally:
             for level, even, shares in wire.sent:
                 levels[level].add(nbytes, even, shares)
             dims[wire.place].add(nbytes, wire.even, wire.shares)
-        for wire, each in self.sent_each.items():
-            whole = [each[index] * parts for index in class_of]
+        for (wire, unit), each in self.sent_each.items():
+            whole = [each[index] * unit * parts for index in class_of]
             for level, even, shares in wire.sent:
                 sent = whole
                 if not even:
