@@ -195,7 +195,8 @@ class _Reads:
     @classmethod
     def of(cls, program: Program, axis: str, classes: Classes) -> _Reads:
         """Those of a program; it matters who works on which part of the other axis."""
-        others = tuple(program.parallel_dims(each) for each in program.mask_axes)
+        rows, columns = program.mask_axes
+        others = program.parallel_dims(columns if axis == rows else rows)
         key = "reads", program.order, atoms_of(program).domain, axis, classes.dims, others
         found = program.shared.get(key)
         if found is None:
@@ -297,9 +298,10 @@ def lengths_of(
     for index, loop in enumerate(loops):
         first = len(stages) if index == number else first
         stages += loop.reach if tensor in loop.tensors else ()
-    split = tuple([program.parallel_dims(axis) for axis in program.mask_axes])
+    rows, columns = program.mask_axes
+    others = program.parallel_dims(columns if loops[number].axis == rows else rows)
     storage = program.layout.stored[tensor]
-    key = "lengths", program.order, tensor, stages, first, storage, split, classes.dims
+    key = "lengths", program.order, tensor, stages, first, storage, others, classes.dims
     found = program.shared.get(key)
     if found is None:
         found = program.shared[key] = Lengths(program, loops, number, classes)

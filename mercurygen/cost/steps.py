@@ -15,8 +15,9 @@ from operator import add
 from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.program import Program
+from mercurygen.lower.cuts import cuts_of
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import tokens_of, visible
+from mercurygen.lower.visible import tokens_of
 
 Call = tuple[int, int, bool, int]  # rows, columns, whether the mask cuts them, rows left out
 Place = dict[str, int]
@@ -145,15 +146,18 @@ def steps_of(program: Program, walks: tuple[Walked, ...], classes: Classes) -> S
 
 def _steps(program: Program, walks: tuple[Walked, ...], classes: Classes) -> Steps:
     rows, columns = (_Tiles(program, axis, walks, classes) for axis in program.mask_axes)
-    cuts = _Cuts.of(program, rows.dims, columns.dims)
-    found = []
+    cuts, found = cuts_of(program, rows.dims, columns.dims), []
+    width, size = len(cuts.columns), atoms_of(program).domain.size
     for times in product(*(range(walk.size) for walk in walks)):
-        pairs = map(add, rows.at(times, cuts.width), columns.at(times, 1))
-        found.append(list(map(cuts.__getitem__, pairs)))
+        pairs = map(add, rows.at(times, width), columns.at(times, 1))
+        found.append(list(map(cuts.of.__getitem__, pairs)))
     numbers = {kind: i for i, kind in enumerate(dict.fromkeys(chain.from_iterable(found)))}
     table = tuple([tuple(map(numbers.__getitem__, row)) for row in found])
-    kinds, all_kinds = map(cuts.kinds.__getitem__, numbers), tuple(numbers.values())
-    alike = Counter([(n[0], tuple(map(n[1:].count, all_kinds))) for n in zip(*table, strict=True)])
+    kinds = [
+        tuple([(*tokens_of(b, size), b.causal, int(b.below)) for b in cuts.kinds[kind]])
+        for kind in numbers
+    ]
+    alike = Counter([(n[0], tuple(map(n[1:].count, range(len(kinds))))) for n in zip(*table, strict=True)])
     sums = [
         (first, tuple([pair for pair in enumerate(times) if pair[1]]), many)
         for (first, times), many in alike.items()
@@ -198,48 +202,3 @@ def _numbers(mesh: Mesh, dims: tuple[str, ...], places: list[Place]) -> list[int
         size = mesh.extent(dim)
         found = [n * size + place[dim] for n, place in zip(found, places, strict=True)]
     return found
-
-
-class _Cuts(dict[int, int]):
-    """Which calls the mask leaves of every pair of tiles of its rows and columns.
-
-    By the number of the rows' tile times `width` plus that of the columns', an index of `kinds`;
-    made when it is asked for.
-
-    Attributes:
-        width: how many tiles of the columns there are.
-        kinds: the different calls so far.
-    """
-
-    def __init__(self, program: Program, rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
-        super().__init__()
-        atoms, lists = atoms_of(program), []
-        self.domain, self.kernel = atoms.domain, program.kernel
-        for axis, dims in zip(program.mask_axes, (rows, columns), strict=True):
-            places = classes_of(program, dims).places
-            held = ({dim: (i,) for dim, i in place.items()} for place in places)
-            lists.append([atoms.owned(program.order, axis, each) for each in held])
-        self.rows, self.columns = lists
-        self.width = len(self.columns)
-        self.kinds: list[tuple[Call, ...]] = []
-        self._numbers: dict[tuple[Call, ...], int] = {}
-
-    @classmethod
-    def of(cls, program: Program, rows: tuple[str, ...], columns: tuple[str, ...]) -> _Cuts:
-        """Those of a program whose tiles are told by these dimensions."""
-        key = "cuts", program.kernel, program.order, atoms_of(program).domain, rows, columns
-        found = program.shared.get(key)
-        if found is None:
-            found = program.shared[key] = cls(program, rows, columns)
-        return found
-
-    def __missing__(self, pair: int) -> int:
-        row, column = divmod(pair, self.width)
-        blocks = visible(self.domain, self.kernel, self.rows[row], self.columns[column])
-        size = self.domain.size
-        calls = tuple([(*tokens_of(b, size), b.causal, int(b.below)) for b in blocks])
-        kind = self._numbers.setdefault(calls, len(self.kinds))
-        if kind == len(self.kinds):
-            self.kinds.append(calls)
-        self[pair] = kind
-        return kind

@@ -234,7 +234,7 @@ class Program:
 
         What was worked out from fields that stay is kept.
         """
-        self.shared, self._routes  # noqa: B018 - there, to be kept where they may
+        self._facts  # noqa: B018 - there, to be kept where it may
         made = object.__new__(Program)
         state = made.__dict__
         state.update(self.__dict__)
@@ -243,6 +243,13 @@ class Program:
                 state.pop(worked_out, None)
         state.update(values)
         return made
+
+    @cached_property
+    def _facts(self) -> tuple:
+        """What the programs that are made of this one share, worked out before them."""
+        tensors = self.inputs, self.derived, self.read, self.outputs, self.output_names
+        more = self._by_name, self.optional, self.pinned_at_all
+        return self.shared, self._routes, self._split_by, self.extents, tensors, more
 
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
@@ -376,13 +383,13 @@ class Program:
 # What is worked out from which fields: it is kept while they stay.
 _FIELDS = tuple(field.name for field in fields(Program))
 _OF_TENSORS = ("_by_name", "inputs", "derived", "read", "outputs", "output_names", "pinned_at_all")
-_LAID = ("routes", "_routes", "atoms")
+_LAID = ("_facts", "routes", "_routes", "atoms")
 _MADE_OF = {
     **dict.fromkeys(_FIELDS, (*_LAID, "shared")),
     "axes": (*_LAID, "shared", "extents"),
     "mesh": (*_LAID, "shared", "_split_by"),
-    "body": ("shared", "read"),
-    "combines": ("shared", "optional"),
+    "body": (*_LAID, "shared", "read"),
+    "combines": (*_LAID, "shared", "optional"),
     "tensors": (*_LAID, *_OF_TENSORS),
     "parallel": (*_LAID, "_split_by"),
     "stages": ("routes", "atoms"),

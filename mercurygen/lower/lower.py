@@ -156,12 +156,12 @@ def _loops(program: Program) -> tuple[Loop, ...]:
             going = {name for home in homes[stage.dim] for name in home.tensors}
             draft.outputs = tuple(t.name for t in program.outputs if t.name in going)
             draft.home = _way_home(homes[stage.dim][0])
-    names = [t.name for t in (*program.inputs, *program.derived)]
-
-    def place(loop: Loop) -> int:
-        return len(names) if loop.walks else names.index(loop.tensors[0])
-
-    return tuple(sorted(_fused([_loop(program, draft) for draft in drafts]), key=place))  # stable
+    loops = [_loop(program, draft) for draft in drafts]
+    if len(loops) > 1:
+        names = [t.name for t in program.tensors]
+        loops = _fused(loops)
+        loops.sort(key=lambda x: len(names) if x.walks else names.index(x.tensors[0]))  # stable
+    return tuple(loops)
 
 
 def _way_home(stage: Stage) -> str:

@@ -164,8 +164,9 @@ def unfit_line(program: Program, d: Shard | Shift, word: str) -> Refusal | None:
 
 
 def _moved_already(program: Program, d: Shard | Shift) -> Refusal | None:
+    dims = d.dims
     for stage in program.stages:
-        if stage.dim in d.dims:
+        if stage.dim in dims:
             for name in d.tensors:
                 if name in stage.tensors:
                     return Refusal(
