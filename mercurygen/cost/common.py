@@ -14,6 +14,7 @@ from typing import NamedTuple
 from mercurygen.cost.kernels import Kernels, Spent
 from mercurygen.cost.links import Network
 from mercurygen.cost.report import Traffic
+from mercurygen.errors import InternalError
 from mercurygen.ir.operator import Operator
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import ATEN
@@ -61,24 +62,22 @@ class Wire:
         latency: s.
         seconds: (level, s per byte) of each that it occupies.
         sent: (level, share of every rank, or None if they differ, the shares).
-        even: the share of every rank over all levels, or None if they differ.
-        shares: of every rank over all levels.
+        even: the share of every rank over all levels.
     """
 
-    __slots__ = ("place", "latency", "seconds", "sent", "even", "shares")
+    __slots__ = ("place", "latency", "seconds", "sent", "even")
 
     def __init__(self, network: Network, mesh, kind: str, dim: str, distance: int) -> None:
         price = network.price(kind, mesh, dim, distance)
         self.place, self.latency, self.seconds = mesh.index(dim), price.latency, price.seconds
         spread = network.spread(kind, mesh, dim, distance)
-        self.sent = tuple((level, _even(shares), shares) for level, shares in spread)
-        self.shares = tuple(map(sum, zip(*(shares for _, shares in spread), strict=True)))
-        self.even = _even(self.shares)
-
-
-def _even(shares: Shares) -> int | None:
-    """What all ranks send, if that is the same."""
-    return shares[0] if min(shares) == max(shares) else None
+        self.sent = tuple(
+            (level, shares[0] if len(set(shares)) == 1 else None, shares)
+            for level, shares in spread
+        )
+        self.even, *others = {sum(each) for each in zip(*(s for _, s in spread), strict=True)}
+        if others:
+            raise InternalError(f"ranks send different shares in a {kind} along {dim}")
 
 
 class Ports:
@@ -142,18 +141,33 @@ class Common:
             found = self._wires[key] = Wire(self.network, self.mesh, *key)
         return found
 
-    def traffic(self, name: str, even: int, level: int | None) -> Traffic:
-        """Of ranks that all send as much, in parts, over a level or (None) along a dimension."""
-        key = name, even, level
-        found = self._traffic.get(key)
-        if found is None:
-            size, port = self.network.size, even * 1.0
-            if level is not None:
-                port = max(many * even * times for many, times in self.ports[level].kinds)
-            parts = size * size
-            found = Traffic(name, even * size / (size * parts), even / parts, port / parts)
-            self._traffic[key] = found
-        return found
+    def traffic(
+        self, name: str, even: int, each: list[int] | None, level: int | None = None
+    ) -> Traffic:
+        """Bytes over a level or (None) along a dimension.
+
+        Args:
+            name: of it.
+            even: what every rank sends, in parts of which there are whole ones.
+            each: what each sends beside that.
+            level: of the links.
+        """
+        size, parts = self.network.size, self.network.size ** 2
+        if each is None:
+            key = name, even, level
+            found = self._traffic.get(key)
+            if found is None:
+                kinds = self.ports[level].kinds if level is not None else ((1, 1.0),)
+                port = max(many * even * times for many, times in kinds)
+                found = Traffic(name, even * size / (size * parts), even / parts, port / parts)
+                self._traffic[key] = found
+            return found
+        each = [n + even for n in each] if even else each
+        port = max(each) * 1.0
+        if level is not None:
+            ports = self.ports[level].ranks
+            port = max([sum([each[rank] for rank in ranks]) * times for ranks, times in ports])
+        return Traffic(name, sum(each) / (size * parts), max(each) / parts, port / parts)
 
     def ring(self, dim: str, direct: bool, reverse: bool) -> tuple[Wire, ...]:
         """Of a walk, what brings the tile of step 1, 2, ...: a step further each, or one place."""

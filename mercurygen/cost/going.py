@@ -257,16 +257,15 @@ class Travelling(Going):
             raise NoForm("no results for a tile")
         tally.alive -= self.stayed
         self.stayed, self.before = 0, self.moving
-        stays = {name: part[name] for name in self.stays}
-        stay = sum([one.live for one in stays.values()])
+        stay = sum([part[name].live for name in self.stays]) if self.stays else 0
         self.divide(part, part.live - stay)
         if not step:
-            self.staying = stays
+            self.staying = {name: part[name] for name in self.stays}
             self.arriving = sum([one.nbytes for one in self.moves.values()])
             tally.up(self.arriving)
         else:
             self.stayed = stay
-            if stays:
+            if self.stays:
                 nest.merge(self.stays)
             tally.wait(self.sums)
             nest.merge(self.loop.outputs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from mercurygen.cost.common import Common, Wire
@@ -189,22 +190,26 @@ class Rings:
         tally, nbytes, size = self.tally, sum(sizes), self.mesh.extent(walk.dim)
         wires = self.common.ring(walk.dim, walk.direct, walk.reverse)
         off = self.off()
-        some = None if off is None else [0 if gone else 1 for gone in off]
-        ahead, direct = walk.ahead, walk.direct
+        begin, wait, ahead = tally.begin, tally.wait, walk.ahead
+        if off is None:
+            tally.count(wires, nbytes)
+        else:
+            takes = [0 if gone else 1 for gone in off]
+            begin = partial(self.shift, takes)
         flights: deque[float] = deque()
         started, last = 0, size - 1
         for step in range(size):
             while started < last and started < step + ahead:
-                if flights and not direct:
-                    tally.wait(flights[-1])
-                flights.append(self.shift(wires[started], nbytes, some))
+                if flights and not walk.direct:
+                    wait(flights[-1])
+                flights.append(begin(wires[started], nbytes))
                 started += 1
             on(step)
             if step < last:
                 if not ahead:
-                    flights.append(self.shift(wires[step], nbytes, some))
+                    flights.append(begin(wires[step], nbytes))
                     started += 1
-                tally.wait(flights.popleft())
+                wait(flights.popleft())
 
     def cut(self, number: int, walk: Walk) -> bool:
         """Whether a walk, or one before it, is of what every rank reads only."""
@@ -213,11 +218,9 @@ class Rings:
         done = stages[: first + loop.stages.index(walk) + 1]
         return any(isinstance(stage, Walk) and stage.direct for stage in done)
 
-    def shift(self, wire: Wire, nbytes: int, some: list[int] | None) -> float:
-        """Start one step; of classes of which some are not there, these take no part."""
-        if some is None:
-            return self.tally.start(wire, nbytes)
-        return self.tally.start_each(wire, some, some, max(some), nbytes)
+    def shift(self, takes: list[int], wire: Wire, nbytes: int) -> float:
+        """Start one step of which some classes are not there: these take no part."""
+        return self.tally.start_each(wire, takes, takes, max(takes), nbytes)
 
     def off(self) -> list[bool] | None:
         """Which classes do not take part, for nothing of an outer tile is read there."""

@@ -112,6 +112,13 @@ class Tally:
         sent[wire] = sent.get(wire, 0) + nbytes
         return self.begin(wire, nbytes)
 
+    def count(self, wires: Sequence[Wire], nbytes: int) -> None:
+        """Transfers of all ranks that are to begin."""
+        self.operations += len(wires)
+        sent = self.sent
+        for wire in wires:
+            sent[wire] = sent.get(wire, 0) + nbytes
+
     def begin(self, wire: Wire, nbytes: int) -> float:
         """When a transfer that begins now is over: after the one before it on its communicator."""
         free, place, begin = self.free, wire.place, self.now
@@ -163,57 +170,40 @@ class Tally:
     def traffic(self, class_of: Sequence[int]) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:
         """Per level that the group spans, and per dimension; by the class of every rank."""
         common, parts = self.common, self.common.network.size ** 2
-        levels = [_Sum() for _ in self.free]
-        dims = [_Sum() for _ in self.last]
+        levels, dims = [0] * len(self.free), [0] * len(self.last)  # what every rank sends
+        more_levels: dict[int, list[int]] = {}  # and each beside that
+        more_dims: dict[int, list[int]] = {}
         for wire, nbytes in self.sent.items():
+            dims[wire.place] += nbytes * wire.even
             for level, even, shares in wire.sent:
-                levels[level].add(nbytes, even, shares)
-            dims[wire.place].add(nbytes, wire.even, wire.shares)
+                if even is None:
+                    _add(more_levels, level, [nbytes * share for share in shares])
+                else:
+                    levels[level] += nbytes * even
         for (wire, unit), each in self.sent_each.items():
             whole = [each[index] * unit * parts for index in class_of]
+            _add(more_dims, wire.place, whole)
             for level, even, shares in wire.sent:
                 sent = whole
-                if not even:
+                if even is None:
                     sent = [n if share else 0 for n, share in zip(whole, shares, strict=True)]
-                levels[level].add_each(sent)
-                dims[wire.place].add_each(sent)
-        spanned = [levels[index].traffic(common, name, index) for index, name in common.spanned]
-        along = [one.traffic(common, name) for one, name in zip(dims, common.mesh.names)]
-        return tuple(spanned), tuple(along)
+                _add(more_levels, level, sent)
+        return (
+            tuple(
+                [
+                    common.traffic(name, levels[level], more_levels.get(level), level)
+                    for level, name in common.spanned
+                ]
+            ),
+            tuple(
+                [
+                    common.traffic(name, dims[place], more_dims.get(place))
+                    for place, name in enumerate(common.mesh.names)
+                ]
+            ),
+        )
 
 
-class _Sum:
-    """Bytes that ranks send, in parts of which there are whole ones.
-
-    Attributes:
-        even: that every rank sends.
-        each: that each sends beside, or None.
-    """
-
-    __slots__ = ("even", "each")
-
-    def __init__(self) -> None:
-        self.even, self.each = 0, None
-
-    def add(self, nbytes: int, even: int | None, shares: Sequence[int]) -> None:
-        """So many bytes times everybody's share."""
-        if even is not None:
-            self.even += nbytes * even
-        else:
-            self.add_each([nbytes * share for share in shares])
-
-    def add_each(self, sent: list[int]) -> None:
-        """What every rank sends."""
-        self.each = sent if self.each is None else list(map(add, self.each, sent))
-
-    def traffic(self, common: Common, name: str, level: int | None = None) -> Traffic:
-        """Mean, most, and out of the busiest port of a level; of a dimension as much as most."""
-        if self.each is None:
-            return common.traffic(name, self.even, level)
-        each = [n + self.even for n in self.each] if self.even else self.each
-        size, port = len(each), max(each) * 1.0
-        if level is not None:
-            ports = common.ports[level].ranks
-            port = max([sum([each[rank] for rank in ranks]) * n for ranks, n in ports])
-        parts = size * size
-        return Traffic(name, sum(each) / (size * parts), max(each) / parts, port / parts)
+def _add(totals: dict[int, list[int]], key: int, more: list[int]) -> None:
+    old = totals.get(key)
+    totals[key] = more if old is None else list(map(add, old, more))
