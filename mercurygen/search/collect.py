@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SELDOM = 200_000  # objects more than before, until the collector looks at the young ones
+SELDOM = 1_000_000  # objects more than before, until the collector looks at the young ones
 
 
 @contextmanager
