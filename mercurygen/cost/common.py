@@ -15,6 +15,7 @@ from mercurygen.cost.kernels import Kernels, Spent
 from mercurygen.cost.links import Network
 from mercurygen.cost.report import Traffic
 from mercurygen.errors import InternalError
+from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.operator import Operator
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import ATEN
@@ -54,6 +55,18 @@ class Parts(dict[str, Part]):
         return sum([part.live for name, part in self.items() if new[name] is not part])
 
 
+class Route(NamedTuple):
+    """Which ranks a transfer takes over which level; of many distances along a dimension one.
+
+    Attributes:
+        place: index of the dimension.
+        levels: each level, and whether every rank sends over it; None if all do.
+    """
+
+    place: int
+    levels: tuple[tuple[int, tuple[bool, ...] | None], ...]
+
+
 class Wire:
     """A transfer of all ranks along a dimension.
 
@@ -63,11 +76,12 @@ class Wire:
         seconds: (level, s per byte) of each that it occupies.
         sent: (level, share of every rank, or None if they differ, the shares).
         even: the share of every rank over all levels.
+        route: which ranks it takes over which level.
     """
 
-    __slots__ = ("place", "latency", "seconds", "sent", "even")
+    __slots__ = ("place", "latency", "seconds", "sent", "even", "route")
 
-    def __init__(self, network: Network, mesh, kind: str, dim: str, distance: int) -> None:
+    def __init__(self, network: Network, mesh: Mesh, kind: str, dim: str, distance: int) -> None:
         price = network.price(kind, mesh, dim, distance)
         self.place, self.latency, self.seconds = mesh.index(dim), price.latency, price.seconds
         spread = network.spread(kind, mesh, dim, distance)
@@ -78,6 +92,10 @@ class Wire:
         self.even, *others = {sum(each) for each in zip(*(s for _, s in spread), strict=True)}
         if others:
             raise InternalError(f"ranks send different shares in a {kind} along {dim}")
+        levels = tuple(
+            (level, None if all(shares) else tuple(map(bool, shares))) for level, shares in spread
+        )
+        self.route = Route(self.place, levels)
 
 
 class Ports:
@@ -129,6 +147,7 @@ class Common:
         self.shapes: dict = {}
         self.begun: dict = {}
         self._wires: dict[tuple[str, str, int], Wire] = {}
+        self._routes: dict[Route, Route] = {}
         self._traffic: dict[tuple[str, int, int | None], Traffic] = {}
         self._rings: dict[tuple[str, bool, bool], tuple[Wire, ...]] = {}
         self._partials: dict[tuple[int, ...], Partials] = {}
@@ -139,6 +158,7 @@ class Common:
         found = self._wires.get(key)
         if found is None:
             found = self._wires[key] = Wire(self.network, self.mesh, *key)
+            found.route = self._routes.setdefault(found.route, found.route)
         return found
 
     def traffic(

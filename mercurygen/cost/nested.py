@@ -41,8 +41,11 @@ class Nested(Rings):
         return self.of_call[merge]
 
     def call(self, merge: bool) -> None:
-        """The body on what the mask leaves of the tile that is here."""
+        """The body on what the mask leaves of the tile that is here; the one before it is gone."""
         tally, step = self.tally, self.step
+        if self.pending:
+            tally.alive -= self.pending
+            self.pending = 0
         calls = self.of_call.get(merge) or self.calls(merge)
         if tally.vary is None:
             height = tally.alive + calls.highest[step]
@@ -151,28 +154,26 @@ class Nested(Rings):
 
     def merged(self, walks: list[int], rest: int | None, tiles: Sizes) -> Parts:
         """Every tile of some loops inside one another, merged into one result."""
-        found: Parts | None = None
-        tally = self.tally
         if rest is None and self.begin != "first":
             found = self.nothing()
+            self.items(walks, tiles, partial(self.call, True))
+            return found
+        found, tally = None, self.tally
 
         def body() -> None:
             nonlocal found
             tally.alive -= self.pending
             self.pending = 0
-            if rest is not None:
-                inner = self.scope(rest, tiles)
-                if found is None:
-                    found = inner
-                    return
-                self.merge(self.common.names)
-                tally.alive -= inner.live
-            elif found is None:
-                share = self.share()
-                found = self.widen(share)
-                tally.alive -= share.gone(found)
-            else:
+            if rest is None and found is not None:
                 self.call(True)
+                return
+            inner = self.share() if rest is None else self.scope(rest, tiles)
+            if found is None:
+                found = self.widen(inner) if rest is None else inner
+                tally.alive -= inner.gone(found)
+                return
+            self.merge(self.common.names)
+            tally.alive -= inner.live
 
         self.items(walks, tiles, body)
         return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import add, sub
 
-from mercurygen.cost.common import Common, Wire
+from mercurygen.cost.common import Common, Route, Wire
 from mercurygen.cost.kernels import Spent
 from mercurygen.cost.report import Traffic
 
@@ -37,7 +37,7 @@ class Tally:
         self.operations = 0
         self.batches: list[int] | None = None  # of each class, beside `operations`
         self.sent: dict[Wire, int] = {}
-        self.sent_each: dict[tuple[Wire, int], list[int]] = {}  # in units of so many bytes
+        self.sent_each: dict[tuple[Route, int], list[int]] = {}  # in units of so many bytes
         self.last = [0.0] * len(common.mesh.dims)  # one operation after the other
         self.free = [0.0] * len(common.network.group)  # per level
 
@@ -150,7 +150,7 @@ class Tally:
             most: of the sizes.
             unit: bytes of a unit.
         """
-        key = wire, unit
+        key = wire.route, unit
         total = self.sent_each.get(key)
         self.sent_each[key] = sizes if total is None else list(map(add, total, sizes))
         self.batches = takes if self.batches is None else list(map(add, self.batches, takes))
@@ -180,13 +180,13 @@ class Tally:
                     _add(more_levels, level, [nbytes * share for share in shares])
                 else:
                     levels[level] += nbytes * even
-        for (wire, unit), each in self.sent_each.items():
+        for (route, unit), each in self.sent_each.items():
             whole = [each[index] * unit * parts for index in class_of]
-            _add(more_dims, wire.place, whole)
-            for level, even, shares in wire.sent:
+            _add(more_dims, route.place, whole)
+            for level, sends in route.levels:
                 sent = whole
-                if even is None:
-                    sent = [n if share else 0 for n, share in zip(whole, shares, strict=True)]
+                if sends is not None:
+                    sent = [n if goes else 0 for n, goes in zip(whole, sends, strict=True)]
                 _add(more_levels, level, sent)
         return (
             tuple(

@@ -136,6 +136,21 @@ class BorderStep:
     dim: str
 
 
+class Shared(dict[object, object]):
+    """What was worked out for the programs of one operator, problem and mesh, by its key.
+
+    A key says all that the value depends on beside these; to forget a value only costs time. So
+    that a search does not grow for ever, all are forgotten once there are too many.
+    """
+
+    MOST = 50_000
+
+    def __setitem__(self, key: object, value: object) -> None:
+        if len(self) >= self.MOST:
+            self.clear()
+        super().__setitem__(key, value)
+
+
 class Layout:
     """Who has what of which tensor: what much of a plan, and of its price, depends on alone.
 
@@ -285,9 +300,9 @@ class Program:
         return tuple(c.outputs[1] for c in self.combines if c.kind == "softmax")
 
     @cached_property
-    def shared(self) -> dict[object, object]:
+    def shared(self) -> Shared:
         """What was worked out for any program of this operator, problem and mesh, by its key."""
-        return {}
+        return Shared()
 
     @cached_property
     def _routes(self) -> dict[tuple, Routes]:
@@ -316,7 +331,10 @@ class Program:
         }
         tensors = tuple((t.pin, stored[t.name]) for t in self.tensors)
         key = "layout", self.order, self.parallel, tensors, self.tiles
-        return self.shared.setdefault(key, Layout(stored))
+        found = self.shared.get(key)
+        if found is None:
+            found = self.shared[key] = Layout(stored)
+        return found
 
     @property
     def layout(self) -> Layout:

@@ -22,6 +22,7 @@ from mercurygen.lower.lower import lower_aligned
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.search.asked import Asked
+from mercurygen.search.collect import seldom_collected
 from mercurygen.search.place import links, place, target
 from mercurygen.search.result import OBJECTIVES, Candidate, Counts, Named, Result, pareto
 from mercurygen.search.space import Point, is_variant, plain, settle, usual_axes
@@ -81,7 +82,8 @@ def search(
     local, loaded = problem.split_heads(tp), operators.load(operator)
     axes = None if whole else usual_axes(loaded, local, spanned)
     asked = Asked(loaded, local, spanned, order, design, axes)
-    tried = _try(asked, _Tried(header, network, limit, objective, emits), progress)
+    with seldom_collected():
+        tried = _try(asked, _Tried(header, network, limit, objective, emits), progress)
     ranked = _decide(tried.finalists(), network, objective, progress)
     return Result(
         problem=problem,
