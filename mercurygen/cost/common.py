@@ -172,7 +172,7 @@ class Common:
             each: what each sends beside that.
             level: of the links.
         """
-        size, parts = self.network.size, self.network.size ** 2
+        size, parts = self.network.size, self.network.size**2
         if each is None:
             key = name, even, level
             found = self._traffic.get(key)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mercurygen.cost.going import Going, Homes, SentCall, SentHome, Travelling
 from mercurygen.cost.common import Part, Parts, merge_scratch
+from mercurygen.cost.going import Going, Homes, SentCall, SentHome, Travelling
 from mercurygen.cost.nested import Sizes
 from mercurygen.lower.plan import Gather, Reduce
 
@@ -73,7 +73,9 @@ class Homeward(Homes):
         item = part.item if reduce.dtype is None else self.plan.itemsize(reduce.dtype)
         narrow = self.cast(part, item)
         gone = 0 if narrow is part else narrow.live
-        wire = self.common.wire("all-reduce" if reduce.axis is None else "reduce-scatter", reduce.dim)
+        wire = self.common.wire(
+            "all-reduce" if reduce.axis is None else "reduce-scatter", reduce.dim
+        )
         if reduce.axis is None:
             tally.wait(tally.start(wire, narrow.live))
             found = self.cast(narrow, self.common.wide[name])

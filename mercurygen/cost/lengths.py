@@ -16,6 +16,7 @@ from mercurygen.ir.program import Program
 from mercurygen.lower.plan import Gather, Loop, Stages, Walk
 from mercurygen.lower.visible import read_run
 
+
 def brought(loops: tuple[Loop, ...], number: int) -> tuple[Stages, int]:
     """All stages of a loop's tensors, outermost first, and where those of the loop begin."""
     tensor, stages, first = loops[number].tensors[0], (), 0
@@ -65,9 +66,7 @@ class Sent:
 
 
 class Lengths:
-    """Atoms that every class has of the tiles of one loop, of which it gets what it reads.
-
-    """
+    """Atoms that every class has of the tiles of one loop, of which it gets what it reads."""
 
     def __init__(
         self, program: Program, loops: tuple[Loop, ...], number: int, classes: Classes
@@ -251,9 +250,7 @@ class _Reads:
                 found.append(made[where])
         return found
 
-    def _union(
-        self, split: tuple[str, ...], where: tuple[int | None, ...]
-    ) -> tuple[int, ...]:
+    def _union(self, split: tuple[str, ...], where: tuple[int | None, ...]) -> tuple[int, ...]:
         """Atoms of the other axis at some coordinates, or (None) at all along a dimension."""
         mesh = self.program.mesh
         spans = (
@@ -290,9 +287,7 @@ class _Runs(dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]):
         return found
 
 
-def lengths_of(
-    program: Program, loops: tuple[Loop, ...], number: int, classes: Classes
-) -> Lengths:
+def lengths_of(program: Program, loops: tuple[Loop, ...], number: int, classes: Classes) -> Lengths:
     """The lengths of a loop; schedules that agree in what they depend on share them."""
     tensor, stages, first = loops[number].tensors[0], (), 0
     for index, loop in enumerate(loops):

@@ -135,7 +135,12 @@ class Rings:
 
     def level(self, number: int, index: int, sizes: list[int], body: Callable[[], None]) -> None:
         """The loops of a nest from one level inwards."""
-        loop, at, tally, olds = self.loops[number], self.offsets[number] + index, self.tally, self.old
+        loop, at, tally, olds = (
+            self.loops[number],
+            self.offsets[number] + index,
+            self.tally,
+            self.old,
+        )
         walk, gathers = loop.levels[index]
         if index + 1 == len(loop.levels):
             inner, waits = body, not loop.outputs
@@ -297,7 +302,12 @@ class _Trimmed:
 
     def launch(self, index: int) -> None:
         """Start the transfer that brings the tile of the next step."""
-        sent, tally, unit, copies = self.found.sent(*self.where, index + 1), self.tally, self.unit, None
+        sent, tally, unit, copies = (
+            self.found.sent(*self.where, index + 1),
+            self.tally,
+            self.unit,
+            None,
+        )
         if sent.copies is not None:
             copies = [unit * n for n in sent.copies]  # a buffer of its own
             tally.up_each(copies)

@@ -156,14 +156,13 @@ class Kinds(dict[tuple, tuple]):
             if call is not None:
                 extents |= {rows: extents[rows] + less, columns: extents[columns] + less}
             region = tuple(
-                prod(extents[axis] for axis in t.axes) * common.wide[t.name]
-                for t in common.outputs
+                prod(extents[axis] for axis in t.axes) * common.wide[t.name] for t in common.outputs
             )
         return spent, scratch, share, region
 
 
 def _kinds(shape: Shape, plan: Plan, common: Common, merge: bool) -> Kinds:
-    """What calls need in a shape; shapes differ in the mask's axes, which calls have their own of."""
+    """What calls need in a shape: of the axes of the mask every call has its own extents."""
     masked = plan.program.mask_axes
     key = tuple([n for axis, n in shape.local.items() if axis not in masked]), merge
     found = common.kinds.get(key)

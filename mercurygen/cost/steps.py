@@ -63,9 +63,7 @@ class Steps:
 def walked(plan: Plan) -> tuple[Walked, ...]:
     """The walks of a nest, outermost first."""
     extent = plan.program.mesh.extent
-    return tuple(
-        Walked(*pace, extent(pace[0])) for loop in plan.nest.loops for pace in loop.paces
-    )
+    return tuple(Walked(*pace, extent(pace[0])) for loop in plan.nest.loops for pace in loop.paces)
 
 
 def telling(program: Program, walks: tuple[Walked, ...]) -> tuple[str, ...]:
@@ -109,7 +107,6 @@ class Classes:
                 for number, place in enumerate(self.places)
             ]
         return found
-
 
     def further(self, dim: str, distance: int) -> list[int]:
         """Per class its coordinate along a dimension, so many places further.
@@ -157,7 +154,9 @@ def _steps(program: Program, walks: tuple[Walked, ...], classes: Classes) -> Ste
         tuple([(*tokens_of(b, size), b.causal, int(b.below)) for b in cuts.kinds[kind]])
         for kind in numbers
     ]
-    alike = Counter([(n[0], tuple(map(n[1:].count, range(len(kinds))))) for n in zip(*table, strict=True)])
+    alike = Counter(
+        [(n[0], tuple(map(n[1:].count, range(len(kinds))))) for n in zip(*table, strict=True)]
+    )
     sums = [
         (first, tuple([pair for pair in enumerate(times) if pair[1]]), many)
         for (first, times), many in alike.items()

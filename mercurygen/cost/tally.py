@@ -169,7 +169,7 @@ class Tally:
 
     def traffic(self, class_of: Sequence[int]) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:
         """Per level that the group spans, and per dimension; by the class of every rank."""
-        common, parts = self.common, self.common.network.size ** 2
+        common, parts = self.common, self.common.network.size**2
         levels, dims = [0] * len(self.free), [0] * len(self.last)  # what every rank sends
         more_levels: dict[int, list[int]] = {}  # and each beside that
         more_dims: dict[int, list[int]] = {}

@@ -48,7 +48,7 @@ from mercurygen.ir.layout import ORDERS
 from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem
-from mercurygen.ir.program import SEQUENCE, Program
+from mercurygen.ir.program import SEQUENCE, BorderStep, Program
 from mercurygen.schedule.apply import Attempts, start
 from mercurygen.schedule.directives import (
     Along,
@@ -126,8 +126,9 @@ def points(
         own = design and patterns.get(design).order
         for kind in _orders(problem, mesh, order, own):
             bodies = _bodies(program, axes) if design is None else _forms(program, design)
+            held = frame(program, kind)
             for split, moves in bodies:
-                lines = (*frame(program, kind), *split, *moves)
+                lines = (*held, *split, *moves)
                 name = design or patterns.name_of(mesh, lines)
                 yield Point(attempts, (*lines, Patch("body", KERNEL)), name)
 
@@ -176,9 +177,9 @@ def settle(point: Point) -> tuple[Program, tuple[Directive, ...]] | Refusal:
     program = point.attempts.attempt(point.directives)
     if isinstance(program, Refusal):
         return program
-    frame = [d for d in point.directives if isinstance(d, OrderTokens | Pin)]
+    held = [d for d in point.directives if isinstance(d, OrderTokens | Pin)]
     rest = [d for d in point.directives if not isinstance(d, OrderTokens | Pin)]
-    return program, (*frame, *_reshards(program), *rest)
+    return program, (*held, *_reshards(program), *rest)
 
 
 def _meshes(links: tuple[Link, ...]) -> tuple[Mesh, ...]:
@@ -275,14 +276,24 @@ def _forms(program: Program, design: str) -> Iterator[Body]:
         yield lines, (*moves, Tile(pattern.tile, parts))
 
 
-def _reshards(program: Program) -> Iterator[Reshard]:
-    """The border as directives: tensors that swap the same axes along a dimension share a line."""
+def _reshards(program: Program) -> tuple[Reshard, ...]:
+    """The border as directives: tensors that swap the same axes along a dimension share a line.
 
-    def swap(step) -> tuple[str, str, str]:
-        source, target = (
-            SEQUENCE if axis in program.mask_axes else axis for axis in (step.source, step.target)
+    Programs of one layout have the same.
+    """
+    key = "reshards", program.layout
+    found = program.shared.get(key)
+    if found is None:
+
+        def swap(step: BorderStep) -> tuple[str, str, str]:
+            source, target = (
+                SEQUENCE if axis in program.mask_axes else axis
+                for axis in (step.source, step.target)
+            )
+            return source, target, step.dim
+
+        found = program.shared[key] = tuple(
+            Reshard(tuple(step.tensor for step in steps), source, target, dim)
+            for (source, target, dim), steps in groupby(program.border, key=swap)
         )
-        return source, target, step.dim
-
-    for (source, target, dim), steps in groupby(program.border, key=swap):
-        yield Reshard(tuple(step.tensor for step in steps), source, target, dim)
+    return found
