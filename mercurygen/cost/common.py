@@ -183,11 +183,12 @@ class Common:
                 self._traffic[key] = found
             return found
         each = [n + even for n in each] if even else each
-        port = max(each) * 1.0
+        most = max(each)
+        port = most * 1.0
         if level is not None:
             ports = self.ports[level].ranks
             port = max([sum([each[rank] for rank in ranks]) * times for ranks, times in ports])
-        return Traffic(name, sum(each) / (size * parts), max(each) / parts, port / parts)
+        return Traffic(name, sum(each) / (size * parts), most / parts, port / parts)
 
     def ring(self, dim: str, direct: bool, reverse: bool) -> tuple[Wire, ...]:
         """Of a walk, what brings the tile of step 1, 2, ...: a step further each, or one place."""

@@ -16,6 +16,8 @@ from mercurygen.ir.program import Program
 from mercurygen.lower.plan import Gather, Loop, Stages, Walk
 from mercurygen.lower.visible import read_run
 
+MANY = 2**32  # more than there are lists of atoms
+
 
 def brought(loops: tuple[Loop, ...], number: int) -> tuple[Stages, int]:
     """All stages of a loop's tensors, outermost first, and where those of the loop begin."""
@@ -188,8 +190,8 @@ class _Reads:
         self.atoms = atoms_of(program)
         self.runs = _Runs.of(program, axis == rows)
         self._found: dict[tuple, list[int]] = {}
-        self._tiles: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
-        self._unions: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+        self._tiles: dict[tuple[str, ...], list[int]] = {}
+        self._unions: dict[tuple[str, ...], list[int]] = {}
 
     @classmethod
     def of(cls, program: Program, axis: str, classes: Classes) -> _Reads:
@@ -222,31 +224,33 @@ class _Reads:
             regions = [tiles[number] for number in numbers]
             for dims in inner:
                 pairs = zip(regions, self.unions(dims), strict=True)
-                regions = list(map(self.runs.__getitem__, pairs))
-            found = self._found[key] = list(map(len, regions))
+                regions = [self.runs[tile * MANY + others] for tile, others in pairs]
+            lists = self.runs.lists
+            found = self._found[key] = [len(lists[number]) for number in regions]
         return found
 
-    def tiles(self, dims: tuple[str, ...]) -> list[tuple[int, ...]]:
-        """Atoms of every tile that is split over some dimensions."""
+    def tiles(self, dims: tuple[str, ...]) -> list[int]:
+        """The atoms, by number, of every tile that is split over some dimensions."""
         found = self._tiles.get(dims)
         if found is None:
             places = classes_of(self.program, dims).places
             held = ({dim: (i,) for dim, i in place.items()} for place in places)
-            found = [self.atoms.owned(self.program.order, self.axis, each) for each in held]
-            self._tiles[dims] = found
+            owned = [self.atoms.owned(self.program.order, self.axis, each) for each in held]
+            found = self._tiles[dims] = list(map(self.runs.number, owned))
         return found
 
-    def unions(self, dims: tuple[str, ...]) -> list[tuple[int, ...]]:
-        """Per class the atoms of the other axis of all ranks that differ along some dimensions."""
+    def unions(self, dims: tuple[str, ...]) -> list[int]:
+        """Per class, by number, the atoms of the other axis of all ranks that differ along some
+        dimensions."""
         found = self._unions.get(dims)
         if found is None:
             split = self.program.parallel_dims(self.other)
-            made: dict[tuple[int | None, ...], tuple[int, ...]] = {}
+            made: dict[tuple[int | None, ...], int] = {}
             found = self._unions[dims] = []
             for place in self.classes.places:
                 where = tuple([None if dim in dims else place[dim] for dim in split])
                 if where not in made:
-                    made[where] = self._union(split, where)
+                    made[where] = self.runs.number(self._union(split, where))
                 found.append(made[where])
         return found
 
@@ -263,13 +267,21 @@ class _Reads:
         return tuple(sorted(union))
 
 
-class _Runs(dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]):
-    """By the atoms of a tile and those of the other axis that a rank works on, the run of the tile
-    that it reads; made when it is asked for."""
+class _Runs(dict[int, int]):
+    """By a tile and what of the other axis a rank works on, the run of the tile that it reads.
+
+    Lists of atoms go by number, a pair of them by MANY times the first and the second. Made when
+    it is asked for.
+
+    Attributes:
+        lists: the atoms of each number.
+    """
 
     def __init__(self, domain: Liveness, by_rows: bool) -> None:
         super().__init__()
         self.domain, self.by_rows = domain, by_rows
+        self.lists: list[tuple[int, ...]] = []
+        self._numbers: dict[tuple[int, ...], int] = {}
 
     @classmethod
     def of(cls, program: Program, by_rows: bool) -> _Runs:
@@ -280,10 +292,17 @@ class _Runs(dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]):
             found = program.shared[key] = cls(*key[1:])
         return found
 
-    def __missing__(self, pair: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, ...]:
-        region, others = pair
-        start, stop = read_run(self.domain, self.by_rows, region, others)
-        self[pair] = found = region[start:stop]
+    def number(self, atoms: tuple[int, ...]) -> int:
+        """The number of a list of atoms."""
+        found = self._numbers.setdefault(atoms, len(self.lists))
+        if found == len(self.lists):
+            self.lists.append(atoms)
+        return found
+
+    def __missing__(self, pair: int) -> int:
+        tile, others = (self.lists[number] for number in divmod(pair, MANY))
+        start, stop = read_run(self.domain, self.by_rows, tile, others)
+        self[pair] = found = self.number(tile[start:stop])
         return found
 
 

@@ -141,10 +141,10 @@ def _loops(program: Program) -> tuple[Loop, ...]:
                 alone = _Draft((), stage.axis, ((stage, ()),), stage.tensors, _way_home(stage))
                 drafts.append(alone)
             continue
-        partner = _partner(program, stage)
+        partner = _partner(program, stage) if stage.options else None
         if partner:
             gone.add(partner)
-        at = None if partner else _open(drafts, stage)
+        at = _open(drafts, stage) if drafts and not partner else None
         if at is None:
             at = len(drafts)
             drafts.append(_Draft(stage.tensors, stage.axis, (), partner=partner))
