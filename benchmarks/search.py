@@ -4,8 +4,9 @@
 
 Takes every product of axes {B, H, G, S_q, S_kv} over the meshes of a topology of at most so many
 dimensions, with every story of the tensors that an axis leaves apart (gather, walk, direct walk;
-results scattered, travelling, sent home), and prints candidates a second: from directives to bytes,
-memory and time. What is refused is counted apart.
+results scattered, travelling, sent home), and prints candidates a second of processor time: from
+directives (order and pins as the search writes them) to bytes, memory and time. What schedules
+share is worked out for the first of them, within the time. What is refused is counted apart.
 """
 
 from __future__ import annotations
