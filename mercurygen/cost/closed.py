@@ -4,8 +4,9 @@ All ranks do the same transfers with buffers of the same size, except where each
 reads of a tile; only the blocks of their kernels differ. So one pass over the plan's own structure
 gives traffic and memory exactly (`rings`, `nested`, `homeward` follow `mercurygen.lower`, with sums
 for buffers), and a time in lock step: every step takes as long as the slowest rank's kernels or the
-busiest link, whichever is longer. The terms are those of the simulation (`kernels`, `links`). Plans
-with tile loops, skewed shifts and shifts both ways are simulated.
+busiest link, whichever is longer. The terms are those of the simulation (`kernels`, `links`). What
+of a plan others have too is worked out once (`common`, `shape`, `steps`, `lengths`). Plans with
+tile loops, skewed shifts and shifts both ways are simulated.
 """
 
 from __future__ import annotations

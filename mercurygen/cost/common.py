@@ -242,19 +242,19 @@ class Partials:
             found = self._shares[made] = Parts(common, parts)
         return found
 
-    def merge(self, key: tuple[str, ...]) -> tuple[int, tuple[Spent, ...]]:
+    def merge(self, names: tuple[str, ...]) -> tuple[int, tuple[Spent, ...]]:
         """To merge those of some names into others: bytes beside them, what each kernel spends."""
-        found = self._merges.get(key)
+        found = self._merges.get(names)
         if found is None:
             scratch, spent = 0, []
             for combine in self.common.combines:
                 out = combine.outputs[0]
-                if combine.kind == "softmax" and out in key:
+                if combine.kind == "softmax" and out in names:
                     scratch = max(scratch, merge_scratch(self.common, self.sizes[out], out))
-                sizes = [self.sizes[name] for name in combine.outputs if name in key]
+                sizes = [self.sizes[name] for name in combine.outputs if name in names]
                 if sizes:
                     spent.append(self.common.kernels.merge(sizes))
-            found = self._merges[key] = scratch, tuple(spent)
+            found = self._merges[names] = scratch, tuple(spent)
         return found
 
 
