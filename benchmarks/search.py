@@ -4,15 +4,15 @@
 
 Takes every product of axes {B, H, G, S_q, S_kv} over the meshes of a topology of at most so many
 dimensions, with every story of the tensors that an axis leaves apart (gather, walk, direct walk;
-results scattered, travelling, sent home), and prints candidates a second: from directives to bytes,
-memory and time. What is refused is counted apart.
+results scattered, travelling, sent home), and prints candidates a second of processor time: from
+directives (order and pins as the search writes them) to bytes, memory and time. What schedules
+share is worked out for the first of them, within the time. What is refused is counted apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
-import gc
 import pstats
 import time
 from collections import Counter
@@ -21,17 +21,18 @@ from itertools import product
 
 from mercurygen.cost import closed
 from mercurygen.cost.links import Network
-from mercurygen.cost.topology import load
+from mercurygen.cost.topology import Topology, load
 from mercurygen.designs.meshes import meshes
 from mercurygen.errors import Refusal
 from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.problem import Problem
-from mercurygen.ir.program import Program
 from mercurygen.lower.lower import lower
 from mercurygen.operators import load as load_operator
-from mercurygen.schedule.apply import attempt, start
+from mercurygen.schedule.apply import Attempts, start
 from mercurygen.schedule.directives import Along, Directive, Parallelize, Shard, Shift
+from mercurygen.search.collect import seldom_collected
 from mercurygen.search.place import links
+from mercurygen.search.space import frame
 
 AXES = ("B", "H", "G", "S_q", "S_kv")
 COMING = ("gather", "walk", "direct")
@@ -72,9 +73,9 @@ def bodies(mesh: Mesh) -> Iterator[tuple[Directive, ...]]:
                 yield (*head, *keys, *queries, *results)
 
 
-def price(program: Program, body: tuple[Directive, ...], network: Network) -> str:
+def price(attempts: Attempts, lines: tuple[Directive, ...], network: Network) -> str:
     """Price one candidate; the slug of what refuses it, or "priced"."""
-    settled = attempt(program, body)
+    settled = attempts.attempt(lines)
     if isinstance(settled, Refusal):
         return settled.slug
     plan = lower(settled)
@@ -91,24 +92,9 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=3, help="dimensions of a mesh")
     parser.add_argument("--profile", action="store_true", help="where the time goes")
     options = parser.parse_args()
-    topology = load(options.topo)
-    group = tuple(level.size for level in topology.levels)
-    network, operator = Network(topology, group), load_operator("attention")
-    seconds: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    profile = cProfile.Profile() if options.profile else None
-    gc.freeze()
-    for mesh in meshes(links(topology, group), options.most):
-        program = start(operator, Problem(), mesh)
-        for body in bodies(mesh):
-            if profile:
-                profile.enable()
-            began = time.process_time()
-            slug = price(program, body, network)
-            seconds[slug] += time.process_time() - began
-            if profile:
-                profile.disable()
-            counts[slug] += 1
+    profile = cProfile.Profile(time.process_time) if options.profile else None
+    with seldom_collected():
+        seconds, counts = spend(load(options.topo), options.most, profile)
     priced, spent = counts.pop("priced"), seconds.pop("priced")
     refused, lost = counts.total(), seconds.total()
     print(f"{priced} candidates priced in {spent:.2f} s: {priced / spent:.0f} a second")
@@ -117,6 +103,29 @@ def main() -> None:
         print(f"  {count:6} {slug}, {seconds[slug] / count * 1e6:.0f} us each")
     if profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+
+def spend(
+    topology: Topology, most: int, profile: cProfile.Profile | None = None
+) -> tuple[Counter[str], Counter[str]]:
+    """Price the space: seconds, and how many candidates, by what became of them."""
+    group = tuple(level.size for level in topology.levels)
+    network, operator = Network(topology, group), load_operator("attention")
+    seconds: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for mesh in meshes(links(topology, group), most):
+        attempts = Attempts(start(operator, Problem(), mesh))
+        held = frame(attempts.start, "zigzag")
+        for body in bodies(mesh):
+            if profile:
+                profile.enable()
+            began = time.process_time()
+            slug = price(attempts, (*held, *body), network)
+            seconds[slug] += time.process_time() - began
+            if profile:
+                profile.disable()
+            counts[slug] += 1
+    return seconds, counts
 
 
 if __name__ == "__main__":

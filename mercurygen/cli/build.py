@@ -14,7 +14,7 @@ from mercurygen.ir.problem import Sizes
 from mercurygen.ir.program import SEQUENCE, Program
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
-from mercurygen.schedule.apply import apply, start
+from mercurygen.schedule.apply import Attempts, apply, start
 from mercurygen.schedule.complete import ATEN_OPERATORS
 from mercurygen.schedule.directives import Directive, OrderTokens, Patch
 from mercurygen.schedule.gradient import gradient, section
@@ -208,7 +208,7 @@ def _normal(operator: Operator, schedule: Schedule, program: Program) -> tuple[D
     if not any(isinstance(d, Patch) for d in directives):
         directives = (*directives, Patch("body", program.kernel or "aten"))
     begin = start(operator, schedule.local_problem, schedule.mesh)
-    found = settle(Point(begin, _without_reshards(directives), None))
+    found = settle(Point(Attempts(begin), _without_reshards(directives), None))
     if isinstance(found, Refusal):
         raise InternalError(f"refused only in normal form: {found.slug}")
     return found[1]

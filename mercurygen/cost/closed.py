@@ -4,20 +4,20 @@ All ranks do the same transfers with buffers of the same size, except where each
 reads of a tile; only the blocks of their kernels differ. So one pass over the plan's own structure
 gives traffic and memory exactly (`rings`, `nested`, `homeward` follow `mercurygen.lower`, with sums
 for buffers), and a time in lock step: every step takes as long as the slowest rank's kernels or the
-busiest link, whichever is longer. The terms are those of the simulation (`kernels`, `links`). Plans
-with tile loops, skewed shifts and shifts both ways are simulated.
+busiest link, whichever is longer. The terms are those of the simulation (`kernels`, `links`). What
+of a plan others have too is worked out once (`common`, `shape`, `steps`, `lengths`). Plans with
+tile loops, skewed shifts and shifts both ways are simulated.
 """
 
 from __future__ import annotations
 
+from mercurygen.cost.common import Common, Part, common_of
 from mercurygen.cost.homeward import Homeward
-from mercurygen.cost.kernels import Kernels
 from mercurygen.cost.links import Network
-from mercurygen.cost.nested import Part
 from mercurygen.cost.report import Cost, Times
-from mercurygen.cost.rings import NoForm, classes_of
+from mercurygen.cost.rings import NoForm
+from mercurygen.cost.shape import shape_of
 from mercurygen.cost.simulate import simulate
-from mercurygen.cost.steps import telling, walked
 from mercurygen.cost.tally import Tally
 from mercurygen.ir.operator import Operator
 from mercurygen.lower.plan import Plan, Spread, Swap
@@ -45,17 +45,14 @@ def closed_form(plan: Plan, network: Network, operator: Operator | None = None) 
     Raises:
         NoForm: it has none.
     """
-    kernels = Kernels(plan, network.topology.gpu, operator)
-    mesh = plan.program.mesh
-    dims = telling(plan.program, walked(plan))
-    index, classes = classes_of(plan.program, dims)
-    tally = Tally(network, mesh, kernels, classes)
-    nest = Homeward(plan, tally, kernels, dims)
-    tiles = _before(plan, tally)
+    common = common_of(plan, network, operator)
+    shape = shape_of(plan, common)
+    tally, tiles = _begun(plan, common, shape.classes.count)
+    nest = Homeward(plan, tally, common, shape)
     _after(plan, tally, nest.whole(tiles))
-    links, along = tally.traffic(index)
-    busiest, imbalance = nest.busiest()
-    compute, copies, launch = (a + b for a, b in zip(tally.copied, busiest, strict=True))
+    links, along = tally.traffic(shape.classes.of)
+    (compute, copies, launch), imbalance = shape.busiest(plan)
+    copies, launch = tally.copies + copies, tally.launches + launch
     exposed = max(0.0, tally.now - compute - copies - launch)
     return Cost(
         times=Times(tally.now, compute, copies, launch, exposed, tally.transfers),
@@ -65,6 +62,19 @@ def closed_form(plan: Plan, network: Network, operator: Operator | None = None) 
         peak_memory=tally.peak,
         imbalance=imbalance,
     )
+
+
+def _begun(plan: Plan, common: Common, classes: int) -> tuple[Tally, dict[str, int]]:
+    """All ranks after the border before the nest, and the bytes of what they have then.
+
+    The border is the same for all programs of a layout.
+    """
+    found = common.begun.get(plan.program.layout)
+    if found is None:
+        tally = Tally(common)
+        found = common.begun[plan.program.layout] = tally, _before(plan, tally)
+    tally, sizes = found
+    return tally.branch(classes), sizes
 
 
 def _before(plan: Plan, tally: Tally) -> dict[str, int]:
@@ -89,7 +99,7 @@ def _reshard(tally: Tally, step: Swap | Spread, nbytes: int, dense: int = 0) -> 
     if isinstance(step, Swap):
         tally.copy(2 * nbytes)
         tally.up(2 * nbytes)
-        tally.wait(tally.start("all-to-all", step.dim, nbytes))
+        tally.wait(tally.start(tally.common.wire("all-to-all", step.dim), nbytes))
         tally.copy(2 * nbytes)
         tally.down(nbytes)  # the parts that went
         tally.up(nbytes)
@@ -101,7 +111,7 @@ def _reshard(tally: Tally, step: Swap | Spread, nbytes: int, dense: int = 0) -> 
         return nbytes // step.join.n
     whole = nbytes * step.join.n
     tally.up(whole)
-    tally.wait(tally.start("all-gather", step.dim, nbytes))
+    tally.wait(tally.start(tally.common.wire("all-gather", step.dim), nbytes))
     tally.down(dense)
     tally.up(whole)
     tally.copy(2 * whole)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mercurygen.cost.nested import Nested, Part, Parts, Sizes, lively, replaced
+from mercurygen.cost.common import Part, Parts, Wire, merge_scratch
+from mercurygen.cost.nested import Nested, Sizes
 from mercurygen.cost.rings import NoForm
 from mercurygen.cost.tally import NEVER
 from mercurygen.lower.plan import Loop
-from mercurygen.lower.sizes import ATEN
 
 Absent = list[bool] | None  # classes that have no results for a tile; None: all have some
 
@@ -16,28 +16,20 @@ class Homes(Nested):
 
     def part(self, number: int, tiles: Sizes) -> tuple[Parts, Absent]:
         """The results for the tile that is here, and which classes have none."""
-        tally = self.tally
-        absent = self.absent(number)
-        if absent is not None:
-            if all(absent):
-                return {}, absent
-            away = [NEVER if gone else 0 for gone in absent]
-            tally.up_each(away, look=False)
-        if number + 1 < len(self.loops):
-            found = self.scope(number + 1, tiles)
-        else:
-            found = self.once()
-        if absent is not None:
-            tally.down_each(away)
-            made = lively(self.fresh(found))
-            tally.down_each([made if gone else 0 for gone in absent])
+        tally, absent = self.tally, None
+        alone = number + 1 == len(self.loops)
+        if self.trimmed[number] and not (alone and self.loops[number].home == "relayed"):
+            absent = self.empty(number)  # else it is the call that is left out
+        if absent is None:
+            return (self.once() if alone else self.scope(number + 1, tiles)), None
+        if all(absent):
+            return Parts(self.common, {}), absent
+        away = [NEVER if gone else 0 for gone in absent]
+        tally.up_each(away, look=False)
+        found = self.once() if alone else self.scope(number + 1, tiles)
+        tally.down_each(away)
+        tally.down_each([found.live if gone else 0 for gone in absent])
         return found, absent
-
-    def absent(self, number: int) -> Absent:
-        """Classes that read nothing of the tile."""
-        gone = self.empty(number)
-        alone = number + 1 == len(self.loops)  # then it is the call that is left out
-        return None if alone and self.loops[number].home == "relayed" else gone
 
     def unread(self, number: int, step: int) -> Absent:
         """Classes for whose tile the rank that sends results now has none."""
@@ -47,11 +39,10 @@ class Homes(Nested):
         alone = self.steps is not None and len(self.loops) == 1 + leading
         if not alone or not walk.direct:
             return None
-        row = self.steps.table[self.step()]
+        row = self.steps.table[self.step]
         none = [int(not self.steps.kinds[kind]) for kind in row]
-        size = self.mesh.extent(walk.dim)
-        away = size - step if walk.reverse else step
-        found = [bool(n) for n in self.seen_from(none, walk.dim, away)]
+        away = self.shape.classes.away(walk.dim, -step if walk.reverse else step)
+        found = [bool(none[i]) for i in away]
         return found if any(found) else None
 
 
@@ -60,6 +51,7 @@ class Going:
 
     Attributes:
         size: of the dimension.
+        stays: outputs that do not go home with it.
     """
 
     def __init__(self, nest: Homes, number: int, tiles: Sizes) -> None:
@@ -69,23 +61,27 @@ class Going:
         self.size = nest.mesh.extent(self.walk.dim)
         self.tiles = tiles
         self.at = 0
-        self.results: Parts = {}
-        self.outer: Parts = nest.staying
+        self.stays = tuple([n for n in nest.common.names if n not in self.loop.outputs])
+        self.outer = nest.staying
 
-    def stay(self, results: Parts) -> None:
-        """What results of the next tiles are merged into right away."""
-        self.nest.staying = {n: x for n, x in results.items() if n not in self.loop.outputs}
+    def apart(self, part: Parts) -> tuple[str, ...]:
+        """Results that stay here and are in buffers of their own: they are yet to be merged."""
+        return tuple([name for name in self.stays if part[name].live])
 
-    def stays(self, part: Parts) -> Parts:
-        """Of a tile's results those that stay here and are yet to be merged."""
-        fresh = self.nest.fresh(part)
-        return {name: x for name, x in fresh.items() if name not in self.loop.outputs}
+    def away(self, step: int) -> int:
+        """How many places further the owner is of the tile of a step."""
+        return step if self.walk.reverse else self.size - step
 
     def each(self, nbytes: int, absent: Absent) -> list[int]:
         """Bytes on every class."""
         if absent is None:
             return [nbytes] * self.tally.classes
         return [0 if gone else nbytes for gone in absent]
+
+    def start(self, wire: Wire, sizes: list[int], into: list[int]) -> float:
+        """Begin a batch of every class's own bytes."""
+        takes = [1 if out or here else 0 for out, here in zip(sizes, into, strict=True)]
+        return self.tally.start_each(wire, sizes, takes, max(sizes))
 
     def up(self, nbytes: int, absent: Absent) -> None:
         """A buffer, on the classes that have it."""
@@ -109,7 +105,7 @@ class SentHome(Going):
         super().__init__(nest, number, tiles)
         self.flight: tuple[float, Absent] | None = None
         self.works: list[tuple[int, Absent]] = []  # buffers that the last transfer holds on to
-        self.moved = sum(nest.results[name] for name in self.loop.outputs)
+        self.moved = sum(nest.results.sizes[name] for name in self.loop.outputs)
 
     def step(self) -> None:
         """A tile is here."""
@@ -120,38 +116,37 @@ class SentHome(Going):
             if absent is not None:
                 raise NoForm("no results for our own tile")
             self.results = nest.widen(part)
-            self.tally.down(replaced(part, self.results))
-            self.stay(self.results)
+            self.tally.alive -= part.gone(self.results)
+            nest.staying = self.stays
             return
         self.land()
-        stays = self.stays(part)
-        if stays:
+        if part and (stays := self.apart(part)):
             nest.merge(stays, absent)
         out = self.outgoing(part, absent)
         missing = nest.unread(self.number, step)
         self.up(self.moved, missing)
-        away = step if self.walk.reverse else self.size - step
+        wire = nest.common.wire("shift", self.walk.dim, self.away(step))
         if absent is None and missing is None:
-            end = self.tally.start("shift", self.walk.dim, out, away)
+            end = self.tally.start(wire, out)
         else:
-            sizes = self.each(out, absent), self.each(self.moved, missing)
-            end = self.tally.start_each(self.walk.dim, *sizes, away)
+            end = self.start(wire, self.each(out, absent), self.each(self.moved, missing))
         self.works = [(out, absent), (self.moved, missing)]
         self.flight = end, missing
 
     def outgoing(self, part: Parts, absent: Absent) -> int:
         """Bytes of results ready to be sent, in the dtype that they are merged in."""
         nest = self.nest
-        moves = {name: one for name, one in part.items() if name in self.loop.outputs}
-        if not moves:  # no class has any
+        if not part:  # no class has any
             return self.moved
-        gone = lively(self.nest.fresh(part))
-        if nest.begin == "only" and nest.program.kernel == ATEN:
+        moves = sum([part[name].live for name in self.loop.outputs])
+        gone = part.live
+        if nest.begin == "only" and nest.common.aten:
             self.up(self.moved, absent)
-            self.tally.copy(lively(moves) + self.moved)
+            self.tally.copy(moves + self.moved)
         else:
-            gone -= lively(moves)
-        self.down(gone, absent)
+            gone -= moves
+        if gone:
+            self.down(gone, absent)
         return self.moved
 
     def land(self) -> None:
@@ -181,7 +176,7 @@ class SentCall(Going):
         super().__init__(nest, number, tiles)
         self.flight: tuple[float, list[int]] | None = None
         self.works: list[list[int]] = []
-        self.names = [t.name for t in nest.outputs]
+        self.names = nest.common.names
         self.moved = [i for i, name in enumerate(self.names) if name in self.loop.outputs]
 
     def step(self) -> None:
@@ -191,34 +186,34 @@ class SentCall(Going):
         if not step:
             part, _ = nest.part(self.number, self.tiles)
             self.results = nest.widen(part)
-            tally.down(replaced(part, self.results))
+            tally.alive -= part.gone(self.results)
             return
-        row = nest.steps.table[nest.step()]
-        _, seconds, scratch, shares, regions = nest.calls(False)
+        row, calls = nest.steps.table[nest.step], nest.calls(False)
         none = (0,) * len(self.names)
-        made = [shares[kind] or none for kind in row]
+        made = [calls.shares[kind] or none for kind in row]
         tally.up_each([sum(sizes) for sizes in made])
-        tally.top_each([scratch[kind] for kind in row])
-        tally.now += max(seconds[kind] for kind in row)
+        tally.top_each(calls.scratch_each(nest.step))
+        tally.now += calls.longest[nest.step]
         self.land()
-        stays = [i for i in range(len(self.names)) if i not in self.moved]
-        if stays:
-            nest.merge([self.names[i] for i in stays])
+        if self.stays:
+            nest.merge(self.stays)
         out = [sum(sizes[i] for i in self.moved) for sizes in made]
-        if nest.program.kernel == ATEN:
-            going = [sum((regions[kind] or none)[i] for i in self.moved) for kind in row]
+        if nest.common.aten:
+            going = [sum((calls.regions[kind] or none)[i] for i in self.moved) for kind in row]
             tally.up_each(going)
             tally.copy(max(out) + max(going))
             tally.down_each([sum(sizes) for sizes in made])
         else:
             going = out
-            tally.down_each([sum(sizes[i] for i in stays) for sizes in made])
-        away = step if self.walk.reverse else self.size - step
-        first = [(regions[kind] or none)[self.moved[0]] for kind in row]
-        arriving = nest.seen_from(going, self.walk.dim, self.size - away)
-        heads = nest.seen_from(first, self.walk.dim, self.size - away)
+            kept = [self.names.index(name) for name in self.stays]
+            tally.down_each([sum(sizes[i] for i in kept) for sizes in made])
+        first = [(calls.regions[kind] or none)[self.moved[0]] for kind in row]
+        away = self.away(step)
+        others = nest.shape.classes.away(self.walk.dim, -away)
+        arriving, heads = ([sizes[i] for i in others] for sizes in (going, first))
         tally.up_each(arriving)
-        end = tally.start_each(self.walk.dim, going, arriving, away)
+        wire = nest.common.wire("shift", self.walk.dim, away)
+        end = self.start(wire, going, arriving)
         self.works = [going, arriving]
         self.flight = end, heads
 
@@ -230,8 +225,9 @@ class SentCall(Going):
         nest, out = self.nest, self.names[self.moved[0]]
         self.tally.wait(end)
         if any(c.kind == "softmax" and out in c.outputs for c in nest.program.combines):
-            self.tally.top_each([nest.merge_scratch(n, out) for n in heads])
-        nest.merge_time(self.loop.outputs)
+            self.tally.top_each([merge_scratch(nest.common, n, out) for n in heads])
+        for spent in nest.results.merge(self.loop.outputs)[1]:
+            self.tally.spend(spent)
         for sizes in self.works:
             self.tally.down_each(sizes)
         self.flight = None
@@ -247,9 +243,12 @@ class Travelling(Going):
 
     def __init__(self, nest: Homes, number: int, tiles: Sizes) -> None:
         super().__init__(nest, number, tiles)
-        self.staying: Parts = {}
-        self.merged = 0  # bytes of the last results that were merged into what stays
-        self.moves: Parts = {}
+        reverse = self.walk.reverse
+        self.wire = nest.common.wire("shift", self.walk.dim, self.size - 1 if reverse else 1)
+        self.staying: dict[str, Part] = {}
+        self.stayed = 0  # bytes of the last results that were merged into what stays
+        self.moves: dict[str, Part] = {}
+        self.moving = 0  # bytes of these
         self.before = 0  # bytes of the sums that the last transfer holds on to
         self.arriving = 0
         self.sums: float | None = None  # when those on their way are here
@@ -263,53 +262,55 @@ class Travelling(Going):
         part, absent = nest.part(self.number, self.tiles)
         if absent is not None:
             raise NoForm("no results for a tile")
-        tally.down(self.merged)
-        self.merged = 0
-        self.before = lively(self.moves)
-        self.moves = self.divided(part)
+        tally.alive -= self.stayed
+        self.stayed, self.before = 0, self.moving
+        stay = sum([part[name].live for name in self.stays]) if self.stays else 0
+        self.divide(part, part.live - stay)
         if not step:
-            self.staying = {n: x for n, x in part.items() if n not in self.loop.outputs}
-            self.stay(self.staying)
-            self.arriving = sum(one.nbytes for one in self.moves.values())
+            self.staying = {name: part[name] for name in self.stays}
+            nest.staying = self.stays
+            self.arriving = sum([one.nbytes for one in self.moves.values()])
             tally.up(self.arriving)
         else:
-            stays = self.stays(part)
-            self.merged = lively(stays)
-            nest.merge(stays)
+            self.stayed = stay
+            if stays := self.apart(part):
+                nest.merge(stays)
             tally.wait(self.sums)
-            nest.merge(self.moves)
+            nest.merge(self.loop.outputs)
         if self.loop.tensors:
             self.hand_on()
 
-    def divided(self, part: Parts) -> Parts:
-        """What moves on, in the dtype that it is merged in."""
+    def divide(self, part: Parts, live: int) -> None:
+        """What moves on, in the dtype that it is merged in; of results with so many bytes alive."""
         nest = self.nest
-        moves = {name: one for name, one in part.items() if name in self.loop.outputs}
-        if nest.begin != "only" or nest.program.kernel != ATEN:
-            return moves
-        sizes = {name: nest.results[name] for name in moves}
-        self.tally.up(sum(sizes.values()))
-        self.tally.copy(lively(moves) + sum(sizes.values()))
-        self.tally.down(lively(moves))
-        return {name: Part(n, n, nest.partials[name]) for name, n in sizes.items()}
+        self.moves, self.moving = part, live
+        if self.stays:
+            self.moves = {name: part[name] for name in self.loop.outputs}
+        if nest.begin == "only" and nest.common.aten:
+            sizes, wide = nest.results.sizes, nest.common.wide
+            self.moves = {name: Part(sizes[name], sizes[name], wide[name]) for name in self.moves}
+            self.moving = sum([one.live for one in self.moves.values()])
+            self.tally.up(self.moving)
+            self.tally.copy(live + self.moving)
+            self.tally.alive -= live
 
     def hand_on(self) -> None:
         """Start sending sums to the next rank; what the last transfer held on to is gone."""
-        away = self.size - 1 if self.walk.reverse else 1
-        self.sums = self.tally.start("shift", self.walk.dim, self.arriving, away)
-        self.tally.down(self.before)
+        self.sums = self.tally.start(self.wire, self.arriving)
+        self.tally.alive -= self.before
         self.before = 0
 
     def end(self) -> Parts:
         """No more tiles."""
-        tally = self.tally
+        tally, moves = self.tally, self.moves
         if self.loop.tensors:
             tally.wait(self.sums)
-            tally.down(lively(self.moves))
-            self.moves = {n: Part(x.nbytes, x.nbytes, x.item) for n, x in self.moves.items()}
+            tally.alive -= self.moving
+            moves = {n: Part(x.nbytes, x.nbytes, x.item) for n, x in moves.items()}
         else:
-            tally.down(self.before + self.arriving)
-        tally.down(self.merged)
+            tally.alive -= self.before + self.arriving
+        tally.alive -= self.stayed
         self.nest.staying = self.outer
-        found = {**self.staying, **self.moves}
-        return {t.name: found[t.name] for t in self.nest.outputs if t.name in found}
+        found = {**self.staying, **moves}
+        ordered = {name: found[name] for name in self.nest.common.names}
+        return Parts(self.nest.common, ordered)

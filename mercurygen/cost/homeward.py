@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from mercurygen.cost.common import Part, Parts, merge_scratch
 from mercurygen.cost.going import Going, Homes, SentCall, SentHome, Travelling
-from mercurygen.cost.nested import Part, Parts, Sizes, replaced
+from mercurygen.cost.nested import Sizes
 from mercurygen.lower.plan import Gather, Reduce
 
 
@@ -15,7 +16,7 @@ class Homeward(Homes):
         found = self.scope(0, tiles)
         if self.plan.nest.reduces:
             wide = self.widen(found)
-            self.tally.down(replaced(found, wide))
+            self.tally.alive -= found.gone(wide)
             found = wide
         for reduce in self.plan.nest.reduces:
             found = self.reduce(found, reduce)
@@ -40,7 +41,7 @@ class Homeward(Homes):
             self.coming(number, sizes, going.step)
         else:
             for step in range(going.size):
-                self.times[self.offsets[number]] = step
+                self.turn(self.offsets[number], step)
                 going.step()
         last = self.offsets[number] + len(loop.walks) - 1
         tally.down(self.old[last])
@@ -53,7 +54,8 @@ class Homeward(Homes):
 
     def reduce(self, found: Parts, reduce: Reduce) -> Parts:
         """Partial results of a dimension's ranks, as one; what they were goes after that."""
-        before = {name: part for name, part in found.items() if name in reduce.tensors}
+        mine = {name: part for name, part in found.items() if name in reduce.tensors}
+        before = Parts(self.common, mine)
         mine = self.widen(before)
         if reduce.kind == "sum":
             after = {name: self.summed(part, reduce, name) for name, part in mine.items()}
@@ -61,8 +63,9 @@ class Homeward(Homes):
             after = self.softmax(mine, reduce)
         else:
             after = self.exchange(mine, reduce)
-        self.tally.down(replaced(before, mine) + replaced(mine, after))
-        return {**found, **after}
+        after = Parts(self.common, after)
+        self.tally.alive -= before.gone(mine) + mine.gone(after)
+        return Parts(self.common, {**found, **after})
 
     def summed(self, part: Part, reduce: Reduce, name: str) -> Part:
         """A sum over a dimension, of all or of everyone's part."""
@@ -70,57 +73,62 @@ class Homeward(Homes):
         item = part.item if reduce.dtype is None else self.plan.itemsize(reduce.dtype)
         narrow = self.cast(part, item)
         gone = 0 if narrow is part else narrow.live
+        wire = self.common.wire(
+            "all-reduce" if reduce.axis is None else "reduce-scatter", reduce.dim
+        )
         if reduce.axis is None:
-            tally.wait(tally.start("all-reduce", reduce.dim, narrow.live))
-            found = self.cast(narrow, self.partials[name])
+            tally.wait(tally.start(wire, narrow.live))
+            found = self.cast(narrow, self.common.wide[name])
             tally.down(gone if found is not narrow else 0)
             return found
         tally.up(narrow.nbytes)
         tally.copy(2 * narrow.nbytes)
         kept = narrow.nbytes // self.mesh.extent(reduce.dim)
         tally.up(kept)
-        tally.wait(tally.start("reduce-scatter", reduce.dim, narrow.nbytes))
+        tally.wait(tally.start(wire, narrow.nbytes))
         target = Part(kept, kept, item)
-        found = self.cast(target, self.partials[name])
+        found = self.cast(target, self.common.wide[name])
         tally.down(narrow.nbytes + gone + (kept if found is not target else 0))
         return found
 
-    def softmax(self, mine: Parts, reduce: Reduce) -> Parts:
+    def softmax(self, mine: Parts, reduce: Reduce) -> dict[str, Part]:
         """The maximum of lse, then one sum of what is weighed by it, in place."""
-        tally = self.tally
+        tally, wire = self.tally, self.common.wire("all-reduce", reduce.dim)
         out, lse = (mine[name].nbytes for name in reduce.tensors)
         tally.up(lse)
         tally.copy(2 * lse)
-        tally.wait(tally.start("all-reduce", reduce.dim, lse))
+        tally.wait(tally.start(wire, lse))
         tally.up(out + lse)
-        tally.spend(self.kernels.weigh(out, lse, out + lse))
-        tally.wait(tally.start("all-reduce", reduce.dim, out + lse))
-        tally.spend(self.kernels.weigh(out, lse, out + lse))
+        tally.spend(self.common.kernels.weigh(out, lse, out + lse))
+        tally.wait(tally.start(wire, out + lse))
+        tally.spend(self.common.kernels.weigh(out, lse, out + lse))
         tally.down(out + 2 * lse)
         return mine
 
-    def exchange(self, mine: Parts, reduce: Reduce) -> Parts:
+    def exchange(self, mine: Parts, reduce: Reduce) -> dict[str, Part]:
         """Partial results to the ranks that keep them, merged there in rank order."""
         tally, size, gone, kept = self.tally, self.mesh.extent(reduce.dim), 0, {}
+        wire = self.common.wire("all-gather" if reduce.axis is None else "all-to-all", reduce.dim)
         for name, part in mine.items():
             nbytes = part.nbytes
             if reduce.axis is None:
                 tally.up(nbytes * size)
-                tally.wait(tally.start("all-gather", reduce.dim, part.live))
+                tally.wait(tally.start(wire, part.live))
                 gone, kept[name] = gone + nbytes * size, Part(nbytes, nbytes, part.item)
                 continue
             tally.up(nbytes)
             tally.copy(2 * nbytes)
             tally.up(nbytes)
-            tally.wait(tally.start("all-to-all", reduce.dim, nbytes))
+            tally.wait(tally.start(wire, nbytes))
             tally.down(nbytes)
             gone, kept[name] = gone + nbytes, Part(nbytes // size, nbytes // size, part.item)
         sizes = [part.nbytes for part in kept.values()]
         tally.up(sum(sizes))
-        tally.spend(self.kernels.copies(sizes))
+        tally.spend(self.common.kernels.copies(sizes))
         if reduce.kind == "softmax":
-            tally.top(self.merge_scratch(sizes[0], reduce.tensors[0]))
+            tally.top(merge_scratch(self.common, sizes[0], reduce.tensors[0]))
+        spent = self.common.kernels.merge(sizes)
         for _ in range(size):
-            tally.spend(self.kernels.merge(sizes))
+            tally.spend(spent)
         tally.down(gone)
         return kept

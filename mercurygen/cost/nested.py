@@ -2,220 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
+from functools import partial
 from math import prod
-from typing import NamedTuple
 
-from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added
+from mercurygen.cost.common import Common, Part, Parts
 from mercurygen.cost.rings import NoForm, Rings
-from mercurygen.cost.steps import Call, steps_of
+from mercurygen.cost.shape import Calls, Shape
 from mercurygen.cost.tally import NEVER, Tally
-from mercurygen.ir.program import Tensor
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.sizes import ATEN, scratch_bytes, share_bytes
 
 Sizes = dict[str, int]  # bytes by tensor
-
-
-class Part(NamedTuple):
-    """A result: bytes of its buffer, of what it has of the output, and of an element."""
-
-    live: int
-    nbytes: int
-    item: int
-
-
-Parts = dict[str, Part]
-
-
-def lively(parts: Parts) -> int:
-    """Bytes of their buffers."""
-    return sum(part.live for part in parts.values())
-
-
-def replaced(old: Parts, new: Parts) -> int:
-    """Bytes of the buffers of which others have taken the place."""
-    return sum(part.live for name, part in old.items() if new[name] is not part)
 
 
 class Nested(Rings):
     """One nest: from the tensors between the borders to complete results there.
 
     Attributes:
-        busy: per kind of step (merged or not) what its calls spend.
+        results: partial results that a rank works out for one owner.
+        staying: outputs that those of the next tiles are merged into right away.
     """
 
-    def __init__(self, plan: Plan, tally: Tally, kernels: Kernels, dims: tuple[str, ...]) -> None:
-        super().__init__(plan, tally, kernels, dims)
-        program = self.program
+    def __init__(self, plan: Plan, tally: Tally, common: Common, shape: Shape) -> None:
+        super().__init__(plan, tally, common, shape)
         self.begin = plan.nest.begin
-        self.steps = steps_of(program, self.walks, dims) if program.mask_axes else None
-        self.strides = []
-        stride = 1
-        for walk in reversed(self.walks):
-            self.strides.insert(0, stride)
-            stride *= walk.size
-        self.axes = tuple(axis.name for axis in program.axes)
-        self.local = self._local()
-        self.outputs = program.outputs
-        self.partials = {t.name: plan.itemsize(plan.partial(t)) for t in self.outputs}
-        self.results = {t.name: self._elements(t) * self.partials[t.name] for t in self.outputs}
-        self.costs: dict[bool, tuple] = {}
-        self.staying: Parts = {}  # results of other tiles, which those of the next are merged into
-
-    # --- sizes --------------------------------------------------------------------------------
-
-    def _local(self) -> dict[str, int]:
-        """Indices of every axis that a call on a whole tile is given."""
-        found = dict(self.program.extents)
-        for dim, axis in zip(self.mesh.names, self.program.parallel, strict=True):
-            if axis is not None:
-                found[axis] //= self.mesh.extent(dim)
-        for walk in self.walks:
-            found[walk.axis] //= walk.size
-        return found
-
-    def _elements(self, tensor: Tensor) -> int:
-        """Elements of the results that a rank works out for one owner."""
-        extents, found = self.program.extents, 1
-        for axis in tensor.axes:
-            found *= extents[axis]
-        for dim, axis in zip(self.mesh.names, self.program.parallel, strict=True):
-            if axis in tensor.axes:
-                found //= self.mesh.extent(dim)
-        for loop in self.loops:
-            if tensor.name in loop.outputs and loop.axis in tensor.axes:
-                found //= self.mesh.extent(loop.walks[-1].dim)
-        return found
-
-    def calls(self, merge: bool) -> tuple[list[Spent], list[float], list[int], list, list]:
-        """Of every kind of step: what it spends, seconds, scratch bytes; of a single call too the
-        bytes of its share, and of what that is of the outputs, in what they are merged in."""
-        found = self.costs.get(merge)
-        if found is None:
-            kinds = self.steps.kinds if self.steps else ((None,),)
-            local = tuple(self.local[axis] for axis in self.axes)
-            key = "calls", id(self.tally.network), self.program.kernel, local, kinds, merge
-            kept = self.program.shared.get(key)
-            if kept is None:  # with the network, so that its id stays its own
-                kept = self.tally.network, self._calls(kinds, merge)
-                self.program.shared[key] = kept
-            found = self.costs[merge] = kept[1]
-        return found
-
-    def _calls(self, kinds: Sequence[Sequence[Call | None]], merge: bool) -> tuple:
-        spent, scratch, shares, regions = [], [], [], []
-        for kind in kinds:
-            total, most, share, region = NOTHING, 0, None, None
-            for call in kind:
-                one, more, share, region = self._call(call, merge)
-                total, most = added(total, one), max(most, more)
-            spent.append(total)
-            scratch.append(most)
-            shares.append(share)
-            regions.append(region)
-        return spent, [sum(one) for one in spent], scratch, shares, regions
-
-    def _call(self, call: Call | None, merge: bool) -> tuple:
-        """One call: what it spends, scratch bytes, and unmerged the bytes of its share."""
-        extents, causal, less = dict(self.local), False, 0
-        rows, columns = self.program.mask_axes or (None, None)
-        if call is not None:
-            extents[rows], extents[columns], causal, less = call
-        numbers = tuple(extents[axis] for axis in self.axes)
-        key = "call", id(self.tally.network), self.program.kernel, numbers, causal, less, merge
-        found = self.program.shared.get(key)
-        if found is None:
-            spent = self.kernels.call(numbers, causal, merge)
-            found = spent, scratch_bytes(self.plan, extents, merge), None, None
-            if not merge:
-                share = share_bytes(self.plan, extents)
-                if call is not None:
-                    extents |= {rows: extents[rows] + less, columns: extents[columns] + less}
-                region = tuple(
-                    prod(extents[axis] for axis in t.axes) * self.partials[t.name]
-                    for t in self.outputs
-                )
-                found = *found[:2], share, region
-            self.program.shared[key] = found
-        return found
+        self.steps, self.outputs = shape.steps, common.outputs
+        homes = tuple(
+            [(loop.outputs, loop.axis, loop.walks[-1].dim) for loop in self.loops if loop.outputs]
+        )
+        self.results = common.partials(_elements(plan, common, shape, homes))
+        self.of_call: dict[bool, Calls] = {}
+        self.staying: tuple[str, ...] = ()
 
     # --- calls --------------------------------------------------------------------------------
 
-    def step(self) -> int:
-        """Which step of the whole nest it is."""
-        return sum(map(int.__mul__, self.times, self.strides))
+    def calls(self, merge: bool) -> Calls:
+        """The body's calls, merged into results or not."""
+        if merge not in self.of_call:
+            self.of_call[merge] = self.shape.calls(self.plan, merge)
+        return self.of_call[merge]
 
     def call(self, merge: bool) -> None:
-        """The body on what the mask leaves of the tile that is here."""
-        tally = self.tally
-        _, seconds, scratch, _, _ = self.calls(merge)
-        if self.steps is None:
-            tally.top(scratch[0])
-            tally.now += seconds[0]
-            return
-        step = self.step()
-        present = self.steps.present[step]
+        """The body on what the mask leaves of the tile that is here; the one before it is gone."""
+        tally, step = self.tally, self.step
+        if self.pending:
+            tally.alive -= self.pending
+            self.pending = 0
+        calls = self.of_call.get(merge) or self.calls(merge)
         if tally.vary is None:
-            tally.top(max(scratch[kind] for kind in present))
+            height = tally.alive + calls.highest[step]
+            if height > tally.peak:
+                tally.peak = height
         else:
-            tally.top_each([scratch[kind] for kind in self.steps.table[step]])
-        tally.now += max(seconds[kind] for kind in present)
+            tally.top_each(calls.scratch_each(step))
+        tally.now += calls.longest[step]
 
     def share(self) -> Parts:
         """The result of a tile that is one block, as the body leaves it."""
-        _, _, _, shares, _ = self.calls(False)
-        if self.steps is None:
-            sizes = shares[0]
-        else:
-            found = {shares[kind] for kind in self.steps.present[self.step()]} - {None}
-            if len(found) != 1:
-                raise NoForm("shares differ")
-            (sizes,) = found
-        parts = {}
-        for tensor, nbytes in zip(self.outputs, sizes, strict=True):
-            wide = self.partials[tensor.name]
-            item = self.plan.itemsize(tensor.dtype) if self.program.kernel == ATEN else wide
-            parts[tensor.name] = Part(nbytes, self.results[tensor.name] // wide * item, item)
-        self.tally.up(sum(sizes))
+        made = self.calls(False).share(self.step)
+        if made is None:
+            raise NoForm("shares differ")
+        self.tally.up(sum(made))
         self.call(False)
-        return parts
+        return self.results.share(made)
 
     def nothing(self) -> Parts:
         """What merges to nothing; outputs that stay here are what other tiles gave so far."""
-        fresh = {name: n for name, n in self.results.items() if name not in self.staying}
-        self.tally.up(sum(fresh.values()))
-        self.tally.spend(self.kernels.copies(list(fresh.values())))
-        made = {name: Part(n, n, self.partials[name]) for name, n in fresh.items()}
-        return {name: made.get(name) or self.staying[name] for name in self.results}
+        found, fill = self.results.nothing(self.staying)
+        self.tally.up(found.live)
+        self.tally.spend(fill)
+        return found
 
-    def fresh(self, parts: Parts) -> Parts:
-        """Those with buffers of their own, which are not what stays here already."""
-        return {name: x for name, x in parts.items() if x is not self.staying.get(name)}
-
-    def merge(self, names: Iterable[str], absent: list[bool] | None = None) -> None:
+    def merge(self, names: tuple[str, ...], absent: list[bool] | None = None) -> None:
         """Partial results of some outputs, merged into others; on some classes there are none."""
-        for combine in self.program.combines:
-            out = combine.outputs[0]
-            if combine.kind == "softmax" and out in names:
-                more = self.merge_scratch(self.results[out], out)
-                if absent is None:
-                    self.tally.top(more)
-                else:
-                    self.tally.top_each([0 if gone else more for gone in absent])
-        self.merge_time(names)
-
-    def merge_time(self, names: Iterable[str]) -> None:
-        """The kernels of merges of whole results."""
-        for combine in self.program.combines:
-            sizes = [self.results[name] for name in combine.outputs if name in names]
-            if sizes:
-                self.tally.spend(self.kernels.merge(sizes))
-
-    def merge_scratch(self, nbytes: int, out: str) -> int:
-        """Bytes beside a softmax merge of partial results of so many bytes."""
-        rows = nbytes // self.partials[out] // self.program.extent("D_v")
-        return 2 * rows * self.plan.itemsize("accumulator")
+        scratch, spent = self.results.merge(names)
+        tally = self.tally
+        if scratch:
+            if absent is None:
+                tally.top(scratch)
+            else:
+                tally.top_each([0 if gone else scratch for gone in absent])
+        for each in spent:
+            tally.spend(each)
 
     def cast(self, part: Part, item: int) -> Part:
         """In a dtype with so many bytes an element: a new buffer, if it has other bytes now."""
@@ -228,66 +96,44 @@ class Nested(Rings):
 
     def widen(self, parts: Parts) -> Parts:
         """In the dtypes that they are merged in; the old buffers stay."""
-        return {name: self.cast(part, self.partials[name]) for name, part in parts.items()}
+        return parts if parts.wide else self.casts(parts, self.common.wide)
 
     def narrow(self, parts: Parts) -> Parts:
         """In their own dtypes; the old buffers go after that."""
-        items = {t.name: self.plan.itemsize(t.dtype) for t in self.outputs}
-        found = {name: self.cast(part, items[name]) for name, part in parts.items()}
-        self.tally.down(replaced(parts, found))
+        found = self.casts(parts, self.common.items)
+        self.tally.alive -= parts.gone(found)
         return found
 
-    def busiest(self) -> tuple[Spent, float]:
-        """What the calls of the rank that is busy longest spend, and its compute over the mean."""
-        first_merged = self.begin == "empty"
-        rest = self.calls(self.begin != "only")[0]
-        begin = rest if first_merged else self.calls(False)[0]
-        if self.steps is None:
-            times = prod(walk.size for walk in self.walks)
-            one = rest[0]
-            return (one[0] * times, one[1] * times, one[2] * times), 1.0
-        most, compute, ranks, longest = 0.0, 0.0, 0, NOTHING
-        for first, others, count in self.steps.sums:
-            spent = begin[first]
-            for kind, times in others:
-                a, b, c = rest[kind]
-                spent = spent[0] + a * times, spent[1] + b * times, spent[2] + c * times
-            compute += spent[0] * count
-            ranks += count
-            most = max(most, spent[0])
-            if (sum(spent), spent) > (sum(longest), longest):
-                longest = spent
-        return longest, most * ranks / compute
+    def casts(self, parts: Parts, items: dict[str, int]) -> Parts:
+        """With so many bytes an element."""
+        found = {name: self.cast(part, items[name]) for name, part in parts.items()}
+        return Parts(self.common, found)
 
     # --- scopes -------------------------------------------------------------------------------
 
     def scope(self, number: int, tiles: Sizes) -> Parts:
         """The partial results of all that the loops from one inwards bring."""
-        if number < len(self.loops) and self.loops[number].outputs:
+        loops, tally = self.loops, self.tally
+        if number < len(loops) and loops[number].outputs:
             return self.moving(number, tiles)
-        index = number
-        while index < len(self.loops) and not self.loops[index].outputs:
-            index += 1
-        rest = index < len(self.loops)
-        tally, made = self.tally, {}
-        for each in range(number, index):
-            loop = self.loops[each]
+        index, walks, made = number, [], {}
+        while index < len(loops) and not loops[index].outputs:
+            loop = loops[index]
             if loop.leading:
-                tiles, more = self.lead(each, tiles)
-                tally.down(made.get(loop.tensors, 0))  # gathered before, over other dimensions
+                tiles, more = self.lead(index, tiles)
+                tally.alive -= made.get(loop.tensors, 0)  # gathered before, over other dimensions
                 made[loop.tensors] = more
-        walks = [each for each in range(number, index) if self.loops[each].walks]
-        if not walks and not rest:
-            found = self.once()
-        else:
-            found = self.merged(walks, index if rest else None, tiles)
-        tally.down(sum(made.values()))
-        for each in walks:
-            last = self.offsets[each] + len(self.loops[each].walks) - 1
-            tally.down(self.old[last])
-            self.old[last] = 0
-        tally.down(self.pending)
+            if loop.walks:
+                walks.append(index)
+            index += 1
+        rest = index if index < len(loops) else None
+        found = self.merged(walks, rest, tiles) if walks or rest is not None else self.once()
+        tally.alive -= sum(made.values()) + self.pending
         self.pending = 0
+        for each in walks:
+            last = self.offsets[each] + len(loops[each].walks) - 1
+            tally.alive -= self.old[last]
+            self.old[last] = 0
         return found
 
     def lead(self, number: int, tiles: Sizes) -> tuple[Sizes, int]:
@@ -298,68 +144,70 @@ class Nested(Rings):
             times = self.mesh.extent(stage.dim)
             whole = sum(sizes) * times
             tally.up(whole)
-            ends = [tally.start("all-gather", stage.dim, nbytes) for nbytes in sizes]
+            wire = self.common.wire("all-gather", stage.dim)
+            ends = [tally.start(wire, nbytes) for nbytes in sizes]
             for end in ends:
                 tally.wait(end)
             tally.up(whole)
             for nbytes in sizes:
                 tally.copy(2 * nbytes * times)
-            tally.down(whole)
-            tally.down(before)
+            tally.alive -= whole + before
             sizes, before = [nbytes * times for nbytes in sizes], whole
         return {**tiles, **dict(zip(loop.tensors, sizes, strict=True))}, before
 
     def merged(self, walks: list[int], rest: int | None, tiles: Sizes) -> Parts:
         """Every tile of some loops inside one another, merged into one result."""
-        found: Parts = {}
-        first = self.begin == "first"
-        if rest is None and not first:
+        if rest is None and self.begin != "first":
             found = self.nothing()
+            self.items(walks, tiles, partial(self.call, True))
+            return found
+        found, tally = None, self.tally
 
         def body() -> None:
-            tally = self.tally
+            nonlocal found
             tally.alive -= self.pending
             self.pending = 0
-            if rest is not None:
-                inner = self.scope(rest, tiles)
-                if not found:
-                    found.update(inner)
-                    return
-                self.merge(inner)
-                tally.down(lively(inner))
-            elif first and not found:
-                share = self.share()
-                found.update(self.widen(share))
-                tally.down(replaced(share, found))
-            else:
+            if rest is None and found is not None:
                 self.call(True)
+                return
+            inner = self.share() if rest is None else self.scope(rest, tiles)
+            if found is None:
+                found = self.widen(inner) if rest is None else inner
+                tally.alive -= inner.gone(found)
+                return
+            self.merge(self.common.names)
+            tally.alive -= inner.live
 
         self.items(walks, tiles, body)
         return found
 
-    def items(self, walks: list[int], tiles: Sizes, body) -> None:
+    def items(self, walks: list[int], tiles: Sizes, body: Callable[[], None]) -> None:
         """Every tile of loops inside loops."""
         if not walks:
             body()
             return
-        number = walks[0]
-        loop = self.loops[number]
-        deep = len(walks) > 1 or number + 1 < len(self.loops)
+        number, inner = walks[0], walks[1:]
+        loop, each = self.loops[number], body
+        if inner:
 
-        def each() -> None:
-            gone = self.empty(number) if deep else None
-            if gone is None:
-                self.items(walks[1:], tiles, body)
-                return
-            if all(gone):
-                return
-            away = [NEVER if one else 0 for one in gone]
-            self.tally.up_each(away, look=False)
-            self.items(walks[1:], tiles, body)
-            self.tally.down_each(away)
+            def each() -> None:
+                self.items(inner, tiles, body)
 
+        if self.trimmed[number] and (inner or number + 1 < len(self.loops)):
+            each = partial(self.where_read, number, each)
         names = loop.tensors + (loop.partner[0] if loop.partner else ())
         self.coming(number, [tiles[name] for name in names], each)
+
+    def where_read(self, number: int, body: Callable[[], None]) -> None:
+        """What is inside, on the classes that read something of the tile that is here."""
+        gone = self.empty(number)
+        if gone is None:
+            body()
+        elif not all(gone):
+            away = [NEVER if one else 0 for one in gone]
+            self.tally.up_each(away, look=False)
+            body()
+            self.tally.down_each(away)
 
     def once(self) -> Parts:
         """The results of tiles that are all there is."""
@@ -368,3 +216,30 @@ class Nested(Rings):
             self.call(True)
             return found
         return self.share()
+
+
+def _elements(
+    plan: Plan, common: Common, shape: Shape, homes: tuple[tuple[tuple[str, ...], str, str], ...]
+) -> tuple[int, ...]:
+    """Elements of every output that a rank works out for one owner.
+
+    Args:
+        plan: the plan.
+        common: with others.
+        shape: of the plan.
+        homes: outputs that go home, the axis of the tiles that they are of, the dimension.
+    """
+    found = shape.elements.get(homes)
+    if found is None:
+        program, mesh, counts = plan.program, common.mesh, []
+        for tensor in common.outputs:
+            count = prod(program.extents[axis] for axis in tensor.axes)
+            for dim, axis in zip(mesh.names, program.parallel, strict=True):
+                if axis in tensor.axes:
+                    count //= mesh.extent(dim)
+            for names, axis, dim in homes:
+                if tensor.name in names and axis in tensor.axes:
+                    count //= mesh.extent(dim)
+            counts.append(count)
+        found = shape.elements[homes] = tuple(counts)
+    return found

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
-from mercurygen.cost.kernels import Kernels
-from mercurygen.cost.steps import Lengths, brought, lengths_of, trimmed, walked
+from mercurygen.cost.common import Common, Wire
+from mercurygen.cost.lengths import Lengths, brought, lengths_of, trimmed
+from mercurygen.cost.shape import Shape
 from mercurygen.cost.tally import NEVER, Tally
-from mercurygen.ir.program import Program
-from mercurygen.lower.plan import Gather, Plan, Walk, walk_levels
+from mercurygen.lower.plan import Gather, Plan, Walk
 
 Step = Callable[[int], None]
 
@@ -40,9 +41,11 @@ class Gathering:
             on: what is done with step after step.
             old: told the bytes of a tile once another has taken its place.
         """
-        self.rings, self.stage, self.sizes, self.on, self.old = rings, stage, sizes, on, old
-        self.times = rings.mesh.extent(stage.dim)
-        self.bytes = sum(sizes) * self.times
+        self.rings, self.sizes, self.on, self.old = rings, sizes, on, old
+        times = rings.mesh.extent(stage.dim)
+        self.wire = rings.common.wire("all-gather", stage.dim)
+        self.bytes = sum(sizes) * times
+        self.copies = [rings.common.kernels.copy(2 * size * times) for size in sizes]
         self.made = 0
 
     def __call__(self, step: int) -> None:
@@ -50,13 +53,13 @@ class Gathering:
         tally = self.rings.tally
         if step == 0:
             tally.up(self.bytes)  # the parts
-        ends = [tally.start("all-gather", self.stage.dim, size) for size in self.sizes]
+        ends = [tally.start(self.wire, size) for size in self.sizes]
         if step:
             self.on(step - 1)
         for end in ends:
             tally.wait(end)
-        for size in self.sizes:
-            tally.copy(2 * size * self.times)
+        for spent in self.copies:
+            tally.spend(spent)
         tally.up(self.bytes)
         if self.made:
             self.old(self.made)
@@ -75,25 +78,30 @@ class Rings:
     Attributes:
         tally: the sums.
         times: per walk of the nest, at which step it is.
+        step: which step of the whole nest it is.
     """
 
-    def __init__(self, plan: Plan, tally: Tally, kernels: Kernels, dims: tuple[str, ...]) -> None:
-        self.plan, self.program, self.tally, self.kernels = plan, plan.program, tally, kernels
-        self.mesh = self.program.mesh
-        self.loops = plan.nest.loops
-        self.walks = walked(plan)
-        self.dims = dims
-        self.sizes = [self.mesh.extent(dim) for dim in dims]
-        self.times = [0] * len(self.walks)
-        self.old = [0] * len(self.walks)
+    def __init__(self, plan: Plan, tally: Tally, common: Common, shape: Shape) -> None:
+        self.plan, self.program, self.tally = plan, plan.program, tally
+        self.common, self.shape, self.mesh = common, shape, common.mesh
+        self.loops = loops = plan.nest.loops
+        self.times = [0] * len(shape.strides)
+        self.step = 0
+        self.old = [0] * len(shape.strides)
         self.pending = 0
-        loops = range(len(self.loops))
-        self.trimmed = [trimmed(self.program, self.loops, number) for number in loops]
         self.offsets: list[int] = []
-        count = 0
-        for loop in self.loops:
+        self.trimmed: list[bool] = []
+        self._lengths: dict[int, Lengths] = {}
+        count, direct = 0, any([loop.direct for loop in loops])
+        for number, loop in enumerate(loops):
             self.offsets.append(count)
+            self.trimmed.append(direct and trimmed(self.program, loops, number))
             count += len(loop.walks)
+
+    def turn(self, at: int, step: int) -> None:
+        """A walk is at a step."""
+        self.step += (step - self.times[at]) * self.shape.strides[at]
+        self.times[at] = step
 
     def coming(self, number: int, sizes: list[int], body: Callable[[], None]) -> None:
         """Every tile of a loop, ours first.
@@ -103,99 +111,110 @@ class Rings:
             sizes: bytes of a tile of each tensor, after the gathers outside every walk.
             body: what is done with each.
         """
-        loop, tally = self.loops[number], self.tally
-        if loop.partner or any(walk.both for walk in loop.walks):
+        loop, tally, extent = self.loops[number], self.tally, self.mesh.extent
+        if loop.partner or loop.both:
             raise NoForm("skewed, or both ways")
-        levels = walk_levels(loop.walking)
-        longer, spares, one = 1, 0, 0
+        levels, tile, spares, one = loop.levels, sum(sizes), 0, 0
         for walk, gathers in levels:
-            size = self.mesh.extent(walk.dim)
-            count = min((walk.ahead if walk.direct else max(walk.ahead, 1)) + 1, size - 1)
-            one = sum(sizes) * longer
-            spares += one * count
-            longer *= prod(self.mesh.extent(stage.dim) for stage in gathers)
+            ahead = walk.ahead if walk.direct else max(walk.ahead, 1)
+            one = tile
+            spares += one * min(ahead + 1, extent(walk.dim) - 1)
+            for stage in gathers:
+                tile *= extent(stage.dim)
         tally.up(spares)
         first = self.offsets[number]
-        self.level(number, 0, levels, sizes, body)
-        tally.down(spares)
+        self.level(number, 0, sizes, body)
+        tally.alive -= spares
         last = first + len(levels) - 1
         for index in range(first, last):
-            tally.down(self.old[index])
+            tally.alive -= self.old[index]
             self.old[index] = 0
         if not levels[-1][1]:  # the last tile is a receive buffer
             tally.alive += one
             self.old[last] = one
 
-    def level(
-        self,
-        number: int,
-        index: int,
-        levels: list[tuple[Walk, tuple[Gather, ...]]],
-        sizes: list[int],
-        body: Callable[[], None],
-    ) -> None:
+    def level(self, number: int, index: int, sizes: list[int], body: Callable[[], None]) -> None:
         """The loops of a nest from one level inwards."""
-        (walk, gathers), at = levels[index], self.offsets[number] + index
-        size = self.mesh.extent(walk.dim)
-        wider = [n * prod(self.mesh.extent(stage.dim) for stage in gathers) for n in sizes]
-        innermost = index + 1 == len(levels)
-        plain = not self.loops[number].outputs
+        loop, at, tally, olds = (
+            self.loops[number],
+            self.offsets[number] + index,
+            self.tally,
+            self.old,
+        )
+        walk, gathers = loop.levels[index]
+        if index + 1 == len(loop.levels):
+            inner, waits = body, not loop.outputs
+        else:
+            wider = [n * prod(self.mesh.extent(stage.dim) for stage in gathers) for n in sizes]
+            inner, waits = (lambda: self.level(number, index + 1, wider, body)), False
+
+        times, stride = self.times, self.shape.strides[at]
 
         def on(step: int) -> None:
-            self.times[at] = step
-            if self.old[at]:
-                if innermost and plain:
-                    self.pending += self.old[at]
+            self.step += (step - times[at]) * stride
+            times[at] = step
+            old = olds[at]
+            if old:
+                if waits:
+                    self.pending += old
                 else:
-                    self.tally.alive -= self.old[at]
-                self.old[at] = 0
-            if innermost:
-                body()
-            else:
-                self.level(number, index + 1, levels, wider, body)
+                    tally.alive -= old
+                olds[at] = 0
+            inner()
+
+        if not gathers:
+            self.ring(number, index, walk, sizes, on)
+            return
+        chain = self.gathered(at, gathers, sizes, on)
+        self.ring(number, index, walk, sizes, chain[0])
+        for gathering in chain:
+            gathering.end(self.mesh.extent(walk.dim) - 1)
+
+    def gathered(
+        self, at: int, gathers: tuple[Gather, ...], sizes: list[int], on: Step
+    ) -> list[Gathering]:
+        """The tiles of a walk through gathers, outermost first."""
 
         def replaced(nbytes: int) -> None:
             self.old[at] += nbytes
 
         chain: list[Gathering] = []
-        inwards: Step = on
         widths = [prod(self.mesh.extent(s.dim) for s in gathers[:i]) for i in range(len(gathers))]
         for stage, width in reversed(list(zip(gathers, widths, strict=True))):
-            old = replaced if not chain else self.dropped
-            before = Gathering(self, stage, [n * width for n in sizes], inwards, old)
-            chain.insert(0, before)
-            inwards = before
-        self.ring(number, index, walk, sizes, inwards)
-        for gathering in chain:
-            gathering.end(size - 1)
-
-    def dropped(self, nbytes: int) -> None:
-        """A tile between two gathers is gone."""
-        self.tally.down(nbytes)
+            old, inwards = (self.tally.down, chain[0]) if chain else (replaced, on)
+            chain.insert(0, Gathering(self, stage, [n * width for n in sizes], inwards, old))
+        return chain
 
     # --- one ring -----------------------------------------------------------------------------
 
     def ring(self, number: int, index: int, walk: Walk, sizes: list[int], on: Step) -> None:
         """One walk, relayed or direct."""
         if self.trimmed[number] and self.cut(number, walk):
-            self.trimmed_ring(number, index, walk, sum(sizes), on)
+            _Trimmed(self, number, index, walk, sum(sizes)).play(on)
             return
-        tally, dim, nbytes, size = self.tally, walk.dim, sum(sizes), self.mesh.extent(walk.dim)
-        ahead, direct = walk.ahead, walk.direct
+        tally, nbytes, size = self.tally, sum(sizes), self.mesh.extent(walk.dim)
+        wires = self.common.ring(walk.dim, walk.direct, walk.reverse)
+        off = self.off()
+        begin, wait, ahead = tally.begin, tally.wait, walk.ahead
+        if off is None:
+            tally.count(wires, nbytes)
+        else:
+            takes = [0 if gone else 1 for gone in off]
+            begin = partial(self.shift, takes)
         flights: deque[float] = deque()
-        started = 0
+        started, last = 0, size - 1
         for step in range(size):
-            while started < min(step + ahead, size - 1):
+            while started < last and started < step + ahead:
+                if flights and not walk.direct:
+                    wait(flights[-1])
+                flights.append(begin(wires[started], nbytes))
                 started += 1
-                if flights and not direct:
-                    tally.wait(flights[-1])
-                flights.append(self.shift(dim, nbytes, self.distance(walk, started)))
             on(step)
-            if step < size - 1:
+            if step < last:
                 if not ahead:
+                    flights.append(begin(wires[step], nbytes))
                     started += 1
-                    flights.append(self.shift(dim, nbytes, self.distance(walk, step + 1)))
-                tally.wait(flights.popleft())
+                wait(flights.popleft())
 
     def cut(self, number: int, walk: Walk) -> bool:
         """Whether a walk, or one before it, is of what every rank reads only."""
@@ -204,13 +223,9 @@ class Rings:
         done = stages[: first + loop.stages.index(walk) + 1]
         return any(isinstance(stage, Walk) and stage.direct for stage in done)
 
-    def shift(self, dim: str, nbytes: int, distance: int) -> float:
-        """Start one step; classes that are not there take no part."""
-        off = self.off()
-        if off is None:
-            return self.tally.start("shift", dim, nbytes, distance)
-        sizes = [0 if gone else nbytes for gone in off]
-        return self.tally.start_each(dim, sizes, sizes, distance)
+    def shift(self, takes: list[int], wire: Wire, nbytes: int) -> float:
+        """Start one step of which some classes are not there: these take no part."""
+        return self.tally.start_each(wire, takes, takes, max(takes), nbytes)
 
     def off(self) -> list[bool] | None:
         """Which classes do not take part, for nothing of an outer tile is read there."""
@@ -219,17 +234,14 @@ class Rings:
             return None
         return [n <= NEVER // 2 for n in vary]
 
-    def distance(self, walk: Walk, step: int) -> int:
-        """How many places further a tile goes."""
-        size = self.mesh.extent(walk.dim)
-        further = step if walk.direct else 1
-        return size - further if walk.reverse else further
-
-    # --- each what it reads -----------------------------------------------------------------
+    # --- each what it reads -------------------------------------------------------------------
 
     def lengths(self, number: int) -> tuple[Lengths, tuple[int, ...]]:
         """Atoms of a loop's tiles, and at which steps the walks are whose owner they depend on."""
-        found = lengths_of(self.program, self.loops, number, self.dims)
+        found = self._lengths.get(number)
+        if found is None:
+            found = lengths_of(self.program, self.loops, number, self.shape.classes)
+            self._lengths[number] = found
         around: list[int] = []
         for index, loop in enumerate(self.loops[:number]):
             if self.loops[number].tensors[0] in loop.tensors:
@@ -237,49 +249,12 @@ class Rings:
                 around += self.times[at : at + len(loop.walks)]
         return found, tuple(around)
 
-    def trimmed_ring(self, number: int, index: int, walk: Walk, nbytes: int, on: Step) -> None:
-        """A walk of a loop of which every rank gets what it reads of a tile."""
-        tally, size = self.tally, self.mesh.extent(walk.dim)
-        ring = _Trimmed(self, number, index, walk, nbytes)
-        started = 0
-        for step in range(size):
-            while started < min(step + walk.ahead, size - 1):
-                started += 1
-                if ring.flights and not walk.direct:
-                    tally.wait(ring.flights[-1][0])
-                ring.launch(started)
-            on(step)
-            if step < size - 1:
-                if not walk.ahead:
-                    started += 1
-                    ring.launch(step + 1)
-                ring.land()
-        ring.end()
-
-    def full(self, found: Lengths, depth: int) -> int:
-        """Atoms of a whole tile."""
-        done = found.stages[: found.first + depth]
-        whole = {stage.dim for stage in done if isinstance(stage, Gather)}
-        split = (self.mesh.extent(dim) for dim in found.split if dim not in whole)
-        return self.plan.atoms.count[found.axis] // prod(split)
-
-    def seen_from(self, values: list[int], dim: str, distance: int) -> list[int]:
-        """Per class the value of the class so many places further along a dimension."""
-        place = self.dims.index(dim)
-        stride, size = prod(self.sizes[place + 1 :]), self.sizes[place]
-        found = []
-        for index in range(len(values)):
-            here = index // stride % size
-            found.append(values[index + ((here + distance) % size - here) * stride])
-        return found
-
     def empty(self, number: int) -> list[bool] | None:
         """Which classes read nothing of the tile that is here; None if all read some."""
-        loop = self.loops[number]
         if not self.trimmed[number]:
             return None
+        loop, at = self.loops[number], self.offsets[number]
         found, around = self.lengths(number)
-        at = self.offsets[number]
         times = tuple(self.times[at : at + len(loop.walks)])
         lengths = found.at(around, times, len(loop.stages))
         return [n == 0 for n in lengths] if 0 in lengths else None
@@ -293,45 +268,53 @@ class _Trimmed:
     """
 
     def __init__(self, rings: Rings, number: int, index: int, walk: Walk, nbytes: int) -> None:
-        self.rings, self.walk = rings, walk
+        self.tally, self.walk = rings.tally, walk
+        self.wires = rings.common.ring(walk.dim, walk.direct, walk.reverse)
         loop, at = rings.loops[number], rings.offsets[number]
-        self.found, self.around = rings.lengths(number)
-        self.depth, self.prefix = loop.stages.index(walk), tuple(rings.times[at : at + index])
-        if any(isinstance(stage, Gather) for stage in loop.stages[self.depth :]):
+        self.found, around = rings.lengths(number)
+        depth = loop.stages.index(walk)
+        if any(isinstance(stage, Gather) for stage in loop.stages[depth:]):
             raise NoForm("gathered inside what is trimmed")
-        self.own = self.found.at(self.around, self.prefix, self.depth)
-        self.full = rings.full(self.found, self.depth)
-        self.unit = nbytes // self.full
+        self.unit = nbytes // self.found.depth(depth).atoms
+        self.where = walk, around, tuple(rings.times[at : at + index]), depth
         self.off = rings.off()
         self.flights: deque[tuple[float, list[int] | None]] = deque()
         self.works: list[int] | None = None  # copies that the last transfer's name holds on to
 
-    def launch(self, step: int) -> None:
-        """Start a step's transfer."""
-        unit, away = self.unit, self.rings.distance(self.walk, step)
-        arriving = self.found.at(self.around, (*self.prefix, step), self.depth + 1)
-        copies = None
-        if self.walk.direct:
-            sends = self.rings.seen_from(arriving, self.walk.dim, away)
-            copies = [  # what is all of a buffer is sent from there
-                unit * n if n and (n != mine or mine != self.full) else 0
-                for n, mine in zip(sends, self.own, strict=True)
-            ]
-        else:
-            sends = self.found.at(self.around, (*self.prefix, step - 1), self.depth + 1)
-        if copies is not None and any(copies):
-            self.rings.tally.up_each(copies)
-        else:
-            copies = None
-        out, into = [unit * n for n in sends], [unit * n for n in arriving]
+    def play(self, on: Step) -> None:
+        """Every step."""
+        walk, last = self.walk, len(self.wires)
+        started = 0
+        for step in range(last + 1):
+            while started < last and started < step + walk.ahead:
+                if self.flights and not walk.direct:
+                    self.tally.wait(self.flights[-1][0])
+                self.launch(started)
+                started += 1
+            on(step)
+            if step < last:
+                if not walk.ahead:
+                    self.launch(step)
+                    started += 1
+                self.land()
+        before, self.works = self.works, None
+        self.drop(before)
+
+    def launch(self, index: int) -> None:
+        """Start the transfer that brings the tile of the next step."""
+        sent, tally, unit, copies = (
+            self.found.sent(*self.where, index + 1),
+            self.tally,
+            self.unit,
+            None,
+        )
+        if sent.copies is not None:
+            copies = [unit * n for n in sent.copies]  # a buffer of its own
+            tally.up_each(copies)
+            tally.copy(2 * max(copies))
         if self.off is not None:
-            out, into = (
-                [0 if gone else n for n, gone in zip(sizes, self.off, strict=True)]
-                for sizes in (out, into)
-            )
-        if copies is not None:
-            self.rings.tally.copy(2 * max(copies))
-        end = self.rings.tally.start_each(self.walk.dim, out, into, away)
+            sent = sent.without(self.off)
+        end = tally.start_each(self.wires[index], sent.out, sent.takes, sent.most, unit)
         self.flights.append((end, copies))
         before, self.works = self.works, copies
         self.drop(before)
@@ -339,32 +322,12 @@ class _Trimmed:
     def land(self) -> None:
         """Wait for the first transfer that is not over."""
         end, copies = self.flights.popleft()
-        self.rings.tally.wait(end)
+        self.tally.wait(end)
         self.drop(copies)
-
-    def end(self) -> None:
-        """No more tiles."""
-        before, self.works = self.works, None
-        self.drop(before)
 
     def drop(self, copies: list[int] | None) -> None:
         """Copies are gone once nothing refers to them."""
         if copies is None or copies is self.works:
             return
         if all(each is not copies for _, each in self.flights):
-            self.rings.tally.down_each(copies)
-
-
-def classes_of(program: Program, dims: tuple[str, ...]) -> tuple[list[int], int]:
-    """The class of every rank, and how many classes there are."""
-    key = "classes", dims
-    found = program.shared.get(key)
-    if found is None:
-        mesh, numbers = program.mesh, []
-        for rank in range(mesh.size):
-            place, number = mesh.coordinate(rank), 0
-            for dim in dims:
-                number = number * mesh.extent(dim) + place[dim]
-            numbers.append(number)
-        found = program.shared[key] = numbers, prod(mesh.extent(dim) for dim in dims)
-    return found
+            self.tally.down_each(copies)

@@ -1,19 +1,23 @@
-"""What ranks compute, step by step of a nest, and what they read of a tile, without playing them.
+"""What ranks compute, step by step of a nest, without playing them.
 
-Both depend on the mask, the order of the tokens and on who has which part of the sequence; many
-schedules of a search share them (`Program.shared`).
+It depends on the mask, the order of the tokens, on who has which part of the sequence, and on the
+walks; many schedules of a search share it (`Program.shared`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
+from math import prod
+from operator import add
 
 from mercurygen.ir.atoms import atoms_of
+from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.program import Program
-from mercurygen.lower.plan import Gather, Loop, Plan, Stages, Walk
-from mercurygen.lower.visible import read_run, tokens_of, visible
+from mercurygen.lower.cuts import cuts_of
+from mercurygen.lower.plan import Plan
+from mercurygen.lower.visible import tokens_of
 
 Call = tuple[int, int, bool, int]  # rows, columns, whether the mask cuts them, rows left out
 Place = dict[str, int]
@@ -52,19 +56,14 @@ class Steps:
 
     kinds: tuple[tuple[Call, ...], ...]
     table: tuple[tuple[int, ...], ...]
-    present: tuple[tuple[int, ...], ...]
+    present: tuple[frozenset[int], ...]
     sums: tuple[tuple[int, tuple[tuple[int, int], ...], int], ...]
 
 
 def walked(plan: Plan) -> tuple[Walked, ...]:
     """The walks of a nest, outermost first."""
-    mesh, found = plan.program.mesh, []
-    for loop in plan.nest.loops:
-        for walk in loop.walks:
-            back = 1 if walk.reverse else -1
-            first = 1 if not loop.tensors and loop.home == "relayed" else 0
-            found.append(Walked(walk.dim, loop.axis, back, first, mesh.extent(walk.dim)))
-    return tuple(found)
+    extent = plan.program.mesh.extent
+    return tuple(Walked(*pace, extent(pace[0])) for loop in plan.nest.loops for pace in loop.paces)
 
 
 def telling(program: Program, walks: tuple[Walked, ...]) -> tuple[str, ...]:
@@ -75,234 +74,130 @@ def telling(program: Program, walks: tuple[Walked, ...]) -> tuple[str, ...]:
     return program.mesh.in_order(dims)
 
 
-def places(program: Program, dims: tuple[str, ...]) -> list[Place]:
-    """Every coordinate along some dimensions, row-major."""
-    spans = (range(program.mesh.extent(dim)) for dim in dims)
-    return [dict(zip(dims, at, strict=True)) for at in product(*spans)]
+class Classes:
+    """The ranks, told apart by their coordinates along some dimensions; a class for each.
+
+    Attributes:
+        dims: these dimensions.
+        count: how many classes.
+        places: the coordinates of each, row-major.
+        of: the class of every rank.
+    """
+
+    def __init__(self, mesh: Mesh, dims: tuple[str, ...]) -> None:
+        self.mesh, self.dims = mesh, dims
+        spans = (range(mesh.extent(dim)) for dim in dims)
+        self.places = [dict(zip(dims, at, strict=True)) for at in product(*spans)]
+        self.count = len(self.places)
+        numbers = {tuple(place.values()): i for i, place in enumerate(self.places)}
+        coordinates = map(mesh.coordinate, range(mesh.size))
+        self.of = [numbers[tuple(here[dim] for dim in dims)] for here in coordinates]
+        self._away: dict[tuple[str, int], list[int]] = {}
+        self._further: dict[tuple[str, int], list[int]] = {}
+
+    def away(self, dim: str, distance: int) -> list[int]:
+        """Per class the one so many places further along a dimension."""
+        key = dim, distance
+        found = self._away.get(key)
+        if found is None:
+            size, index = self.mesh.extent(dim), self.dims.index(dim)
+            stride = prod(self.mesh.extent(inner) for inner in self.dims[index + 1 :])
+            found = self._away[key] = [
+                number + ((place[dim] + distance) % size - place[dim]) * stride
+                for number, place in enumerate(self.places)
+            ]
+        return found
+
+    def further(self, dim: str, distance: int) -> list[int]:
+        """Per class its coordinate along a dimension, so many places further.
+
+        Along other dimensions than those that tell classes apart it is that of the first rank.
+        """
+        key = dim, distance
+        found = self._further.get(key)
+        if found is None:
+            size = self.mesh.extent(dim)
+            found = [(place.get(dim, 0) + distance) % size for place in self.places]
+            self._further[key] = found
+        return found
 
 
-def steps_of(program: Program, walks: tuple[Walked, ...], dims: tuple[str, ...]) -> Steps:
-    """The calls of a nest with these walks."""
-    split = tuple(program.parallel_dims(axis) for axis in program.mask_axes)
-    key = "steps", program.kernel, program.order, walks, dims, split
+def classes_of(program: Program, dims: tuple[str, ...]) -> Classes:
+    """The ranks of a program's mesh by their coordinates along some dimensions."""
+    key = "classes", dims
     found = program.shared.get(key)
     if found is None:
-        found = program.shared[key] = _steps(program, walks, dims)
+        found = program.shared[key] = Classes(program.mesh, dims)
     return found
 
 
-def _steps(program: Program, walks: tuple[Walked, ...], dims: tuple[str, ...]) -> Steps:
-    domain, classes = atoms_of(program).domain, places(program, dims)
+def steps_of(program: Program, walks: tuple[Walked, ...], classes: Classes) -> Steps:
+    """The calls of a nest with these walks."""
+    split = tuple(program.parallel_dims(axis) for axis in program.mask_axes)
+    key = "steps", program.kernel, program.order, walks, classes.dims, split
+    found = program.shared.get(key)
+    if found is None:
+        found = program.shared[key] = _steps(program, walks, classes)
+    return found
+
+
+def _steps(program: Program, walks: tuple[Walked, ...], classes: Classes) -> Steps:
     rows, columns = (_Tiles(program, axis, walks, classes) for axis in program.mask_axes)
-    cut: dict[tuple[int, int], int] = {}
-    kinds: dict[tuple[Call, ...], int] = {}
-    table = []
+    cuts, found = cuts_of(program, rows.dims, columns.dims), []
+    width, size = len(cuts.columns), atoms_of(program).domain.size
     for times in product(*(range(walk.size) for walk in walks)):
-        line = []
-        for pair in zip(rows.at(times), columns.at(times), strict=True):
-            kind = cut.get(pair)
-            if kind is None:
-                lists = rows.lists[pair[0]], columns.lists[pair[1]]
-                calls = tuple(
-                    (*tokens_of(block, domain.size), block.causal, int(block.below))
-                    for block in visible(domain, program.kernel, *lists)
-                )
-                kind = cut[pair] = kinds.setdefault(calls, len(kinds))
-            line.append(kind)
-        table.append(tuple(line))
-    sums: Counter[tuple] = Counter()
-    for column in zip(*table, strict=True):
-        sums[column[0], tuple(sorted(Counter(column[1:]).items()))] += 1
-    present = tuple(tuple(sorted(set(row))) for row in table)
-    return Steps(tuple(kinds), tuple(table), present, tuple((*k, n) for k, n in sums.items()))
+        pairs = map(add, rows.at(times, width), columns.at(times, 1))
+        found.append(list(map(cuts.of.__getitem__, pairs)))
+    numbers = {kind: i for i, kind in enumerate(dict.fromkeys(chain.from_iterable(found)))}
+    table = tuple([tuple(map(numbers.__getitem__, row)) for row in found])
+    kinds = [
+        tuple([(*tokens_of(b, size), b.causal, int(b.below)) for b in cuts.kinds[kind]])
+        for kind in numbers
+    ]
+    alike = Counter(
+        [(n[0], tuple(map(n[1:].count, range(len(kinds))))) for n in zip(*table, strict=True)]
+    )
+    sums = [
+        (first, tuple([pair for pair in enumerate(times) if pair[1]]), many)
+        for (first, times), many in alike.items()
+    ]
+    return Steps(tuple(kinds), table, tuple(map(frozenset, table)), tuple(sums))
 
 
 class _Tiles:
-    """Which atoms of an axis of the mask every class works on, step by step.
+    """Which tile of an axis of the mask every class works on, step by step.
 
     Attributes:
-        lists: the different ones.
+        dims: that say which tile.
     """
 
     def __init__(
-        self, program: Program, axis: str, walks: tuple[Walked, ...], classes: list[Place]
+        self, program: Program, axis: str, walks: tuple[Walked, ...], classes: Classes
     ) -> None:
-        self.program, self.axis, self.walks, self.classes = program, axis, walks, classes
-        self.mine = [i for i, walk in enumerate(walks) if walk.axis == axis]
-        walking = {walks[i].dim: i for i in self.mine}
-        named = program.mesh.in_order({*walking, *program.parallel_dims(axis)})
-        self.held = [(dim, walking.get(dim)) for dim in named]
-        self.lists: list[tuple[int, ...]] = []
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self.classes = classes
+        self.mine = [(i, walk) for i, walk in enumerate(walks) if walk.axis == axis]
+        split = program.parallel_dims(axis)
+        self.dims = program.mesh.in_order((*(walk.dim for _, walk in self.mine), *split))
+        self.own = _numbers(program.mesh, self.dims, classes.places)
         self._found: dict[tuple[int, ...], list[int]] = {}
 
-    def at(self, times: tuple[int, ...]) -> list[int]:
-        """Per class an index of `lists`, at a step of the walks."""
-        key = tuple(times[i] for i in self.mine)
+    def at(self, times: tuple[int, ...], width: int) -> list[int]:
+        """Per class the number of its tile, times a width, at a step of the walks."""
+        key = tuple([times[i] for i, _ in self.mine])
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = [self._number(place, times) for place in self.classes]
+            found = [n * width for n in self.own]
+            for i, walk in self.mine:
+                away = walk.back * (times[i] + walk.first) % walk.size
+                found = [found[other] for other in self.classes.away(walk.dim, away)]
+            self._found[key] = found
         return found
 
-    def _number(self, place: Place, times: tuple[int, ...]) -> int:
-        at = tuple(
-            place[dim] if i is None else _owner(self.walks[i], place, times[i])
-            for dim, i in self.held
-        )
-        number = self._numbers.get(at)
-        if number is None:
-            number = self._numbers[at] = len(self.lists)
-            held = {dim: (i,) for (dim, _), i in zip(self.held, at, strict=True)}
-            atoms = atoms_of(self.program)
-            self.lists.append(atoms.owned(self.program.order, self.axis, held))
-        return number
 
-
-def _owner(walk: Walked, place: Place, step: int) -> int:
-    return (place[walk.dim] + walk.back * (step + walk.first)) % walk.size
-
-
-# --- what is read of a tile ---------------------------------------------------------------------
-
-
-def brought(loops: tuple[Loop, ...], number: int) -> tuple[Stages, int]:
-    """All stages of a loop's tensors, outermost first, and where those of the loop begin."""
-    tensor, stages, first = loops[number].tensors[0], (), 0
-    for index, loop in enumerate(loops):
-        if index == number:
-            first = len(stages)
-        if tensor in loop.tensors:
-            stages = (*stages, *loop.stages)
-    return stages, first
-
-
-def trimmed(program: Program, loops: tuple[Loop, ...], number: int) -> bool:
-    """Whether ranks get only what they read of a loop's tiles."""
-    loop = loops[number]
-    if program.mask == "full" or loop.axis not in program.mask_axes or not loop.tensors:
-        return False
-    stages, first = brought(loops, number)
-    done = stages[: first + len(loop.stages)]
-    return any(isinstance(stage, Walk) and stage.direct for stage in done)
-
-
-class Lengths:
-    """Atoms that every class has of the tiles of one loop, of which it gets what it reads.
-
-    Attributes:
-        stages: all of the loop's tensors.
-        first: where those of the loop begin.
-        outer: walks among those before them.
-    """
-
-    def __init__(
-        self, program: Program, loops: tuple[Loop, ...], number: int, dims: tuple[str, ...]
-    ) -> None:
-        """
-        Args:
-            program: the program.
-            loops: of the nest.
-            number: of the loop.
-            dims: that tell classes apart.
-        """
-        self.program, self.axis = program, loops[number].axis
-        self.stages, self.first = brought(loops, number)
-        self.outer = [s for s in self.stages[: self.first] if isinstance(s, Walk)]
-        self.walks = [s for s in self.stages[self.first :] if isinstance(s, Walk)]
-        self.atoms, self.classes = atoms_of(program), places(program, dims)
-        tensor = program.tensor(loops[number].tensors[0])
-        self.split = [
-            dim
-            for dim, axis in zip(program.mesh.names, program.storage(tensor), strict=True)
-            if axis == self.axis
-        ]
-        rows, columns = program.mask_axes
-        self.by_rows, self.other = self.axis == rows, columns if self.axis == rows else rows
-        self._found: dict[tuple, list[int]] = {}
-        others = program.parallel_dims(self.other)
-        self.readers = [tuple(place[dim] for dim in others) for place in self.classes]
-        self._places: dict[tuple[str, int], list[int]] = {}
-        key = "read", program.order, self.axis, others
-        self._lengths: dict[tuple, int] = program.shared.setdefault(key, {})
-        self._others: dict[tuple, tuple[int, ...]] = {}
-
-    def at(self, around: tuple[int, ...], times: tuple[int, ...], depth: int) -> list[int]:
-        """Atoms that every class has of a tile.
-
-        Args:
-            around: steps of the walks before the loop's.
-            times: steps of the loop's walks so far, outermost first.
-            depth: stages of the loop that the tile has been through.
-        """
-        key = around, times, depth
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = self._at(*key)
-        return found
-
-    def _at(self, around: tuple[int, ...], times: tuple[int, ...], depth: int) -> list[int]:
-        mesh, stages = self.program.mesh, self.stages[: self.first + depth]
-        away = {}  # how far from a rank the owner is
-        walks = (*self.outer, *self.walks[: len(times)])
-        for walk, step in zip(walks, (*around, *times), strict=True):
-            away[walk.dim] = (step if walk.reverse else -step) % mesh.extent(walk.dim)
-        whole = {stage.dim for stage in stages if isinstance(stage, Gather)}
-        split = tuple(dim for dim in self.split if dim not in whole)
-        inner = tuple(  # of each direct walk that this tile has come along, the walks inside
-            tuple(s.dim for s in self.stages[index + 1 :] if isinstance(s, Walk))
-            for index, stage in enumerate(stages)
-            if isinstance(stage, Walk) and stage.direct and away[stage.dim]
-        )
-        columns = [self._coordinates(dim, away.get(dim, 0)) for dim in split]
-        owners = list(zip(*columns, strict=True)) or [()] * len(self.classes)
-        readers = self.readers if inner else [()] * len(self.classes)
-        found = []
-        for number, (owner, reader) in enumerate(zip(owners, readers, strict=True)):
-            key = split, inner, owner, reader
-            length = self._lengths.get(key)
-            if length is None:
-                where = {dim: (i,) for dim, i in zip(split, owner, strict=True)}
-                region = self.atoms.owned(self.program.order, self.axis, where)
-                for dims in inner:
-                    region = self._read(region, self.classes[number], dims)
-                length = self._lengths[key] = len(region)
-            found.append(length)
-        return found
-
-    def _coordinates(self, dim: str, away: int) -> list[int]:
-        """Of every class the coordinate so far from it."""
-        key = dim, away
-        if key not in self._places:
-            size = self.program.mesh.extent(dim)
-            self._places[key] = [(place.get(dim, 0) + away) % size for place in self.classes]
-        return self._places[key]
-
-    def _read(
-        self, region: tuple[int, ...], place: Place, inner: tuple[str, ...]
-    ) -> tuple[int, ...]:
-        """The run of it that a rank reads, or those that differ from it along inner walks."""
-        mesh, split = self.program.mesh, self.program.parallel_dims(self.other)
-        key = tuple((dim, None if dim in inner else place[dim]) for dim in split)
-        others = self._others.get(key)
-        if others is None:
-            spans = ((range(mesh.extent(dim)) if i is None else (i,)) for dim, i in key)
-            found: set[int] = set()
-            for at in product(*spans):
-                found.update(self.atoms.iterations(self.other, dict(zip(split, at, strict=True))))
-            others = self._others[key] = tuple(sorted(found))
-        start, stop = read_run(self.atoms.domain, self.by_rows, region, others)
-        return region[start:stop]
-
-
-def lengths_of(
-    program: Program, loops: tuple[Loop, ...], number: int, dims: tuple[str, ...]
-) -> Lengths:
-    """The lengths of a loop; schedules that agree in what they depend on share them."""
-    tensor = program.tensor(loops[number].tensors[0])
-    other = tuple(program.parallel_dims(axis) for axis in program.mask_axes)
-    stages = brought(loops, number)
-    key = "lengths", program.order, tensor.name, stages, program.storage(tensor), dims, other
-    found = program.shared.get(key)
-    if found is None:
-        found = program.shared[key] = Lengths(program, loops, number, dims)
+def _numbers(mesh: Mesh, dims: tuple[str, ...], places: list[Place]) -> list[int]:
+    """Of every place its number among all coordinates along some dimensions, row-major."""
+    found = [0] * len(places)
+    for dim in dims:
+        size = mesh.extent(dim)
+        found = [n * size + place[dim] for n, place in zip(found, places, strict=True)]
     return found

@@ -6,14 +6,12 @@ number for every class of ranks that do the same is kept beside what all have.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from operator import add, sub
 
-from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added
-from mercurygen.cost.links import Network
+from mercurygen.cost.common import Common, Route, Wire
+from mercurygen.cost.kernels import Spent
 from mercurygen.cost.report import Traffic
-from mercurygen.ir.mesh import Mesh
 
 NEVER = -(2**62)  # bytes alive on ranks that are not there: no peak
 
@@ -26,34 +24,47 @@ class Tally:
         vary: bytes alive on each class beside that, or None where there are none.
         peak: most bytes alive so far on any rank.
         now: seconds so far.
+        copies: seconds of these that were copies.
+        launches: what the least time of a kernel adds to them.
     """
 
-    def __init__(self, network: Network, mesh: Mesh, kernels: Kernels, classes: int) -> None:
-        self.network, self.mesh, self.kernels, self.classes = network, mesh, kernels, classes
-        self.launch = network.topology.gpu.launch_latency
+    def __init__(self, common: Common) -> None:
+        self.common, self.kernels, self.launch = common, common.kernels, common.launch
+        self.classes = 1
         self.alive = self.peak = 0
         self.vary: list[int] | None = None
-        self.now = self.transfers = 0.0
-        self.copied: Spent = NOTHING
+        self.now = self.transfers = self.copies = self.launches = 0.0
         self.operations = 0
         self.batches: list[int] | None = None  # of each class, beside `operations`
-        self.sent: Counter[tuple[str, str, int]] = Counter()  # (kind, dimension, distance)
-        self.sent_each: dict[tuple[str, int], list[int]] = {}  # (dimension, distance): classes
-        self.last: dict[str, float] = {}  # per communicator: one operation after the other
-        self.free: dict[int, float] = {}  # per level
+        self.sent: dict[Wire, int] = {}
+        self.sent_each: dict[tuple[Route, int], list[int]] = {}  # in units of so many bytes
+        self.last = [0.0] * len(common.mesh.dims)  # one operation after the other
+        self.free = [0.0] * len(common.network.group)  # per level
+
+    def branch(self, classes: int) -> Tally:
+        """The same state, to go on from, with so many classes; nothing varies yet."""
+        made = object.__new__(Tally)
+        made.__dict__.update(self.__dict__)
+        made.classes = classes
+        made.sent, made.last, made.free = dict(self.sent), [*self.last], [*self.free]
+        made.sent_each = {}
+        return made
 
     # --- memory -----------------------------------------------------------------------------
 
     def up(self, nbytes: int) -> None:
         """A buffer comes to life."""
-        self.alive += nbytes
-        self.top()
+        self.alive = height = self.alive + nbytes
+        if self.vary is not None:
+            height += max(self.vary)
+        if height > self.peak:
+            self.peak = height
 
     def down(self, nbytes: int) -> None:
         """A buffer is gone."""
         self.alive -= nbytes
 
-    def top(self, more: int = 0) -> None:
+    def top(self, more: int) -> None:
         """Look whether this is the most, with some more bytes for a moment."""
         height = self.alive + more
         if self.vary is not None:
@@ -64,11 +75,11 @@ class Tally:
     def up_each(self, sizes: Sequence[int], look: bool = True) -> None:
         """A buffer of its own size on every class."""
         vary = self.vary
-        if vary is None:
-            vary = [0] * self.classes
-        self.vary = list(map(add, vary, sizes))
+        self.vary = vary = list(sizes) if vary is None else list(map(add, vary, sizes))
         if look:
-            self.top()
+            height = self.alive + max(vary)
+            if height > self.peak:
+                self.peak = height
 
     def down_each(self, sizes: Sequence[int]) -> None:
         """It is gone."""
@@ -77,9 +88,9 @@ class Tally:
     def top_each(self, more: Sequence[int]) -> None:
         """Look, with some more bytes for a moment on every class."""
         vary = self.vary
-        most = max(more) if vary is None else max(map(add, vary, more))
-        if self.alive + most > self.peak:
-            self.peak = self.alive + most
+        height = self.alive + (max(more) if vary is None else max(map(add, vary, more)))
+        if height > self.peak:
+            self.peak = height
 
     # --- time -------------------------------------------------------------------------------
 
@@ -89,46 +100,61 @@ class Tally:
 
     def spend(self, spent: Spent) -> None:
         """Copies of every rank."""
-        self.copied = added(self.copied, spent)
-        self.now += sum(spent)
+        _, copies, launches = spent
+        self.copies += copies
+        self.launches += launches
+        self.now += copies + launches
 
-    def start(self, kind: str, dim: str, nbytes: int, distance: int = 1) -> float:
+    def start(self, wire: Wire, nbytes: int) -> float:
         """Begin a transfer of all ranks; when it will be over."""
         self.operations += 1
-        self.sent[kind, dim, distance] += nbytes
-        return self.begin(kind, dim, nbytes, distance)
+        sent = self.sent
+        sent[wire] = sent.get(wire, 0) + nbytes
+        return self.begin(wire, nbytes)
 
-    def begin(self, kind: str, dim: str, nbytes: int, distance: int = 1) -> float:
+    def count(self, wires: Sequence[Wire], nbytes: int) -> None:
+        """Transfers of all ranks that are to begin."""
+        self.operations += len(wires)
+        sent = self.sent
+        for wire in wires:
+            sent[wire] = sent.get(wire, 0) + nbytes
+
+    def begin(self, wire: Wire, nbytes: int) -> float:
         """When a transfer that begins now is over: after the one before it on its communicator."""
-        price = self.network.price(kind, self.mesh, dim, distance)
-        begin = max(self.now, self.last.get(dim, 0.0)) + self.launch
-        free = self.free
-        for level, _ in price.seconds:
-            if free.get(level, 0.0) > begin:
+        free, place, begin = self.free, wire.place, self.now
+        if self.last[place] > begin:
+            begin = self.last[place]
+        begin += self.launch
+        for level, _ in wire.seconds:
+            if free[level] > begin:
                 begin = free[level]
         end = begin
-        for level, per_byte in price.seconds:
+        for level, per_byte in wire.seconds:
             free[level] = over = begin + nbytes * per_byte
             if over > end:
                 end = over
-        end += price.latency
-        self.last[dim] = end
+        end += wire.latency
+        self.last[place] = end
         self.transfers += end - begin
         return end
 
-    def start_each(self, dim: str, sizes: Sequence[int], into: Sequence[int], distance: int):
-        """Begin a batch in which every class sends its own number of bytes, or nothing at all."""
-        total = self.sent_each.get((dim, distance))
-        if total is None:
-            total = [0] * self.classes
-        self.sent_each[dim, distance] = [a + b for a, b in zip(total, sizes, strict=True)]
-        if self.batches is None:
-            self.batches = [0] * self.classes
-        for index, pair in enumerate(zip(sizes, into, strict=True)):
-            if pair != (0, 0):
-                self.batches[index] += 1
-        most = max(sizes)
-        return self.begin("shift", dim, most, distance) if most else self.now
+    def start_each(
+        self, wire: Wire, sizes: list[int], takes: list[int], most: int, unit: int = 1
+    ) -> float:
+        """Begin a batch in which every class sends its own number of bytes, or nothing at all.
+
+        Args:
+            wire: the transfer.
+            sizes: that each sends, in units.
+            takes: 1 for each that sends or receives, else 0.
+            most: of the sizes.
+            unit: bytes of a unit.
+        """
+        key = wire.route, unit
+        total = self.sent_each.get(key)
+        self.sent_each[key] = sizes if total is None else list(map(add, total, sizes))
+        self.batches = takes if self.batches is None else list(map(add, self.batches, takes))
+        return self.begin(wire, most * unit) if most else self.now
 
     def wait(self, end: float) -> None:
         """A transfer must be over."""
@@ -143,41 +169,41 @@ class Tally:
 
     def traffic(self, class_of: Sequence[int]) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:
         """Per level that the group spans, and per dimension; by the class of every rank."""
-        network = self.network
-        size = network.size
-        levels: dict[int, list[int]] = {}
-        dims: dict[str, list[int]] = {}
-        for (kind, dim, distance), nbytes in self.sent.items():
-            for level, shares in network.spread(kind, self.mesh, dim, distance):
-                more = [nbytes * share for share in shares]
-                _add(levels, level, more)
-                _add(dims, dim, more)
-        for (dim, distance), each in self.sent_each.items():
-            whole = [each[index] * size * size for index in class_of]
-            for level, shares in network.spread("shift", self.mesh, dim, distance):
-                more = [n if share else 0 for n, share in zip(whole, shares, strict=True)]
-                _add(levels, level, more)
-                _add(dims, dim, more)
+        common, parts = self.common, self.common.network.size**2
+        levels, dims = [0] * len(self.free), [0] * len(self.last)  # what every rank sends
+        more_levels: dict[int, list[int]] = {}  # and each beside that
+        more_dims: dict[int, list[int]] = {}
+        for wire, nbytes in self.sent.items():
+            dims[wire.place] += nbytes * wire.even
+            for level, even, shares in wire.sent:
+                if even is None:
+                    _add(more_levels, level, [nbytes * share for share in shares])
+                else:
+                    levels[level] += nbytes * even
+        for (route, unit), each in self.sent_each.items():
+            whole = [each[index] * unit * parts for index in class_of]
+            _add(more_dims, route.place, whole)
+            for level, sends in route.levels:
+                sent = whole
+                if sends is not None:
+                    sent = [n if goes else 0 for n, goes in zip(whole, sends, strict=True)]
+                _add(more_levels, level, sent)
         return (
             tuple(
-                _traffic(name, levels.get(index), size, network.ports(index))
-                for index, name in network.spanned
+                [
+                    common.traffic(name, levels[level], more_levels.get(level), level)
+                    for level, name in common.spanned
+                ]
             ),
-            tuple(_traffic(name, dims.get(name), size, None) for name in self.mesh.names),
+            tuple(
+                [
+                    common.traffic(name, dims[place], more_dims.get(place))
+                    for place, name in enumerate(common.mesh.names)
+                ]
+            ),
         )
 
 
-def _add(totals: dict, key: object, more: list[int]) -> None:
+def _add(totals: dict[int, list[int]], key: int, more: list[int]) -> None:
     old = totals.get(key)
     totals[key] = more if old is None else list(map(add, old, more))
-
-
-def _traffic(name: str, sent: list[int] | None, size: int, ports: list | None) -> Traffic:
-    if sent is None:
-        return Traffic(name, 0.0, 0.0, 0.0)
-    parts = size * size
-    most = max(sent)
-    port = most * 1.0
-    if ports is not None:
-        port = max(sum(sent[rank] for rank in ranks) * times for ranks, times in ports)
-    return Traffic(name, sum(sent) / (size * parts), most / parts, port / parts)

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from mercurygen.ir.layout import Order
 from mercurygen.ir.mesh import Mesh
+from mercurygen.ir.shared import Layout, Routes, Shared
 
 SEQUENCE = "S"  # in a schedule: the sequence axis of whichever tensor is meant
 
@@ -81,7 +82,7 @@ class Combine:
     kind: CombineKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stage:
     """How tensors move along one dimension.
 
@@ -101,6 +102,18 @@ class Stage:
     dim: str
     options: tuple[str, ...] = ()
     dtype: str | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tensors, self.kind, self.axis, self.dim, self.options, self.dtype))
+
+    @cached_property
+    def route(self) -> tuple[tuple[str, ...], str, str]:
+        """What moves along which axis over which dimension, in whatever way."""
+        return self.tensors, self.axis, self.dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +203,7 @@ class Program:
 
         What was worked out from fields that stay is kept.
         """
+        self._facts  # noqa: B018 - there, to be kept where it may
         made = object.__new__(Program)
         state = made.__dict__
         state.update(self.__dict__)
@@ -198,6 +212,13 @@ class Program:
                 state.pop(worked_out, None)
         state.update(values)
         return made
+
+    @cached_property
+    def _facts(self) -> tuple:
+        """What the programs that are made of this one share, worked out before them."""
+        tensors = self.inputs, self.derived, self.read, self.outputs, self.output_names
+        more = self._by_name, self.optional, self.pinned_at_all
+        return self.shared, self._routes, self._split_by, self.extents, tensors, more
 
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
@@ -233,15 +254,46 @@ class Program:
         return tuple(c.outputs[1] for c in self.combines if c.kind == "softmax")
 
     @cached_property
-    def shared(self) -> dict[object, object]:
+    def shared(self) -> Shared:
         """What was worked out for any program of this operator, problem and mesh, by its key."""
+        return Shared()
+
+    @cached_property
+    def _routes(self) -> dict[tuple, Routes]:
         return {}
 
     @cached_property
-    def layout(self) -> tuple:
-        """Which program of `shared` it is, as far as it matters who has what of which tensor."""
-        tensors = tuple((t.pin, self._stored[t.name]) for t in self.tensors)
-        return self.order, self.parallel, tensors, self.tiles
+    def routes(self) -> Routes:
+        """Along what tensors move; programs that differ in the ways share it."""
+        key = tuple([stage.route for stage in self.stages])
+        found = self._routes.get(key)
+        if found is None:
+            axes: dict[tuple[str, str], str] = {}
+            for stage in self.stages:
+                for name in stage.tensors:
+                    axes.setdefault((name, stage.dim), stage.axis)
+            found = self._routes[key] = Routes(axes, self._layout(axes))
+        return found
+
+    def _layout(self, axes: dict[tuple[str, str], str]) -> Layout:
+        split = tuple(zip(self.mesh.names, self.parallel, strict=True))
+        stored = {
+            tensor.name: tuple(
+                axis if axis in tensor.axes else axes.get((tensor.name, dim)) for dim, axis in split
+            )
+            for tensor in self.tensors
+        }
+        tensors = tuple((t.pin, stored[t.name]) for t in self.tensors)
+        key = "layout", self.order, self.parallel, tensors, self.tiles
+        found = self.shared.get(key)
+        if found is None:
+            found = self.shared[key] = Layout(stored)
+        return found
+
+    @property
+    def layout(self) -> Layout:
+        """Who has what of which tensor."""
+        return self.routes.layout
 
     @cached_property
     def output_names(self) -> frozenset[str]:
@@ -263,44 +315,22 @@ class Program:
         """The mesh dimensions that split an axis, in mesh order."""
         return self._split_by.get(axis, ())
 
+    @cached_property
+    def pinned_at_all(self) -> bool:
+        """Whether the caller holds any tensor split."""
+        return any(any(tensor.pin) for tensor in self.tensors)
+
     def pinned(self, tensor: Tensor, dim: str) -> str | None:
         """The axis along which the caller holds a tensor split over a dimension."""
         return tensor.pin[self.mesh.index(dim)]
 
-    @cached_property
-    def moves(self) -> dict[tuple[str, str], Stage]:
-        """Per (tensor, dimension) the outermost stage that moves it there."""
-        found: dict[tuple[str, str], Stage] = {}
-        for stage in self.stages:
-            for name in stage.tensors:
-                found.setdefault((name, stage.dim), stage)
-        return found
-
-    @cached_property
-    def _stored(self) -> dict[str, tuple[str | None, ...]]:
-        found, moves, split = (
-            {},
-            self.moves,
-            tuple(zip(self.mesh.names, self.parallel, strict=True)),
-        )
-        for tensor in self.tensors:
-            name, axes = tensor.name, tensor.axes
-            along = []
-            for dim, axis in split:
-                if axis not in axes:  # None is none of them
-                    stage = moves.get((name, dim))
-                    axis = stage.axis if stage else None
-                along.append(axis)
-            found[name] = tuple(along)
-        return found
-
     def storage(self, tensor: Tensor) -> tuple[str | None, ...]:
         """Per mesh dimension the axis along which the schedule works from a tensor split."""
-        return self._stored[tensor.name]
+        return self.layout.stored[tensor.name]
 
     def stored(self, tensor: Tensor, dim: str) -> str | None:
         """The axis along which the schedule works from a tensor split over a dimension."""
-        return self._stored[tensor.name][self.mesh.index(dim)]
+        return self.layout.stored[tensor.name][self.mesh.index(dim)]
 
     def walks(self, tensor: Tensor, dim: str) -> bool:
         """Whether a tensor comes by, or goes home, tile by tile along a dimension."""
@@ -324,23 +354,22 @@ class Program:
 
 # What is worked out from which fields: it is kept while they stay.
 _FIELDS = tuple(field.name for field in fields(Program))
-_ALWAYS = ("following",)  # what directives make of it
-_OF_TENSORS = ("_by_name", "inputs", "derived", "read", "outputs", "output_names", "_stored")
-_LAID = ("layout", "atoms")
+_OF_TENSORS = ("_by_name", "inputs", "derived", "read", "outputs", "output_names", "pinned_at_all")
+_LAID = ("_facts", "routes", "_routes", "atoms")
 _MADE_OF = {
-    **dict.fromkeys(_FIELDS, (*_ALWAYS, *_LAID, "shared")),
-    "axes": (*_ALWAYS, *_LAID, "shared", "extents"),
-    "mesh": (*_ALWAYS, *_LAID, "shared", "_split_by", "_stored"),
-    "body": (*_ALWAYS, "shared", "read"),
-    "combines": (*_ALWAYS, "shared", "optional"),
-    "tensors": (*_ALWAYS, *_LAID, *_OF_TENSORS),
-    "parallel": (*_ALWAYS, *_LAID, "_split_by", "_stored"),
-    "stages": (*_ALWAYS, *_LAID, "moves", "_stored"),
-    "order": (*_ALWAYS, *_LAID),
-    "tiles": (*_ALWAYS, *_LAID),
-    "replicated": _ALWAYS,
-    "reduce_dtype": _ALWAYS,
-    "joins": _ALWAYS,
-    "kernel": _ALWAYS,
-    "border": _ALWAYS,
+    **dict.fromkeys(_FIELDS, (*_LAID, "shared")),
+    "axes": (*_LAID, "shared", "extents"),
+    "mesh": (*_LAID, "shared", "_split_by"),
+    "body": (*_LAID, "shared", "read"),
+    "combines": (*_LAID, "shared", "optional"),
+    "tensors": (*_LAID, *_OF_TENSORS),
+    "parallel": (*_LAID, "_split_by"),
+    "stages": ("routes", "atoms"),
+    "order": _LAID,
+    "tiles": _LAID,
+    "replicated": (),
+    "reduce_dtype": (),
+    "joins": (),
+    "kernel": (),
+    "border": (),
 }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 from mercurygen.errors import Refusal
-from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.program import Program
+from mercurygen.lower.cuts import Cuts, cuts_of
 from mercurygen.lower.plan import Gather, Loop, Plan, Spread, Walk
 from mercurygen.lower.recorder import NotARun
 from mercurygen.lower.trace import trace
-from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, visible
+from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable
 
 
 def begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
@@ -92,29 +90,23 @@ def _not_cuttable(fault: NotCuttable) -> Refusal:
 def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool, bool] | Refusal:
     """Of all ranks: most blocks of a tile; whether every first tile is one block, of all cells of
     the results; and whether the mask leaves nothing of some tile."""
-    places = tuple(_places(program, loops, axis) for axis in program.mask_axes)
-    tiles = program.tiles and (program.tiles, program.parallel)
-    key = "fragments", program.kernel, program.order, tiles, places
+    key = "fragments", program.kernel, program.layout, tuple([loop.paces for loop in loops])
     found = program.shared.get(key)
     if found is None:
+        rows, columns = (_places(program, loops, axis) for axis in program.mask_axes)
         try:
-            found = _cut(program, *places)
+            found = _counted(program, cuts_of(program, rows, columns))
         except NotCuttable as fault:
             found = _not_cuttable(fault)
         program.shared[key] = found
     return found
 
 
-def _cut(
-    program: Program, rows: tuple[str, ...], columns: tuple[str, ...]
-) -> tuple[int, bool, bool]:
-    worst, alike, blank, domain = 0, True, False, atoms_of(program).domain
-    for mine, theirs, first in _tiles(program, rows, columns):
-        blocks = visible(domain, program.kernel, mine, theirs)
-        worst, blank = max(worst, len(blocks)), blank or not blocks
-        if first and not (len(blocks) == 1 and _covers(program, blocks[0], mine, theirs)):
-            alike = False
-    return worst, alike, blank
+def _counted(program: Program, cuts: Cuts) -> tuple[int, bool, bool]:
+    rows, columns = cuts.rows[0], cuts.columns[0]  # all are equally long
+    whole = [len(k) == 1 and _covers(program, k[0], rows, columns) for k in cuts.kinds]
+    alike = all([whole[cuts.of[pair]] for pair in cuts.firsts])
+    return max(map(len, cuts.kinds)), alike, () in cuts.kinds
 
 
 def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:
@@ -135,35 +127,6 @@ def _fragmented(worst: int) -> Refusal:
             "split heads over the inner dimensions and the sequence over the outer ones",
         ),
     )
-
-
-def _tiles(program: Program, rows: tuple[str, ...], columns: tuple[str, ...]):
-    """(rows, columns, whether it is the first of its results) of all tiles of all ranks."""
-    row_axis, column_axis = program.mask_axes
-    atoms = atoms_of(program)
-    owners = _held(program, column_axis, columns)
-    for place, mine in _held(program, row_axis, rows):
-        for there, tiles in owners:
-            first = all(place.get(dim, i) == i for dim, i in there.items())
-            for part in _runs(mine, atoms.parts(row_axis)):
-                for tile in _runs(tiles, atoms.parts(column_axis)):
-                    yield part, tile, first
-
-
-def _held(program: Program, axis: str, dims: tuple[str, ...]) -> list[tuple[dict, tuple]]:
-    """Every place along some dimensions, and the atoms that it owns."""
-    atoms, found = atoms_of(program), []
-    for held in product(*(range(program.mesh.extent(dim)) for dim in dims)):
-        place = dict(zip(dims, held, strict=True))
-        owned = atoms.owned(program.order, axis, {d: (i,) for d, i in place.items()})
-        found.append((place, owned))
-    return found
-
-
-def _runs(atoms: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    """Equal runs of a list."""
-    size = len(atoms) // parts
-    return [atoms[i * size : (i + 1) * size] for i in range(parts)]
 
 
 def _places(program: Program, loops: tuple[Loop, ...], axis: str) -> tuple[str, ...]:
@@ -208,6 +171,18 @@ def misaligned(plan: Plan) -> Refusal | None:
 
 
 def _in_step(plan: Plan) -> bool:
+    """Whether all that carries an axis of the results has the same part of it at every step.
+
+    It depends on what moves along which dimensions, gathered or walked, not on the way.
+    """
+    key = "in step", plan.program.layout, tuple([loop.course for loop in plan.nest.loops])
+    found = plan.program.shared.get(key)
+    if found is None:
+        found = plan.program.shared[key] = _parts_agree(plan)
+    return found
+
+
+def _parts_agree(plan: Plan) -> bool:
     """Whether all that carries an axis of the results has the same part of it at every step: what
     is read is that of the owner whose results they are."""
     program = plan.program

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mercurygen.errors import Refusal
 from mercurygen.ir.atoms import atoms_of
@@ -92,59 +92,114 @@ def _join(program: Program, tensor: Tensor, axis: str, step: BorderStep) -> Inte
 # --- nest -----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Draft:
+    """A loop that is not complete yet.
+
+    Attributes:
+        tensors: that come by.
+        axis: along which they are stored split.
+        stages: so far, each with the dimensions over which the tensors are gathered before it.
+        outputs: whose results go home with it.
+        home: how.
+        partner: the other stage of a skewed pair.
+    """
+
+    tensors: tuple[str, ...]
+    axis: str
+    stages: tuple[tuple[Stage, tuple[str, ...]], ...]
+    outputs: tuple[str, ...] = ()
+    home: str | None = None
+    partner: Stage | None = None
+
+    @property
+    def walks(self) -> bool:
+        """Whether its tiles come by one after the other."""
+        return any(stage.kind == "walk" for stage, _ in self.stages)
+
+
 def _loops(program: Program) -> tuple[Loop, ...]:
     """The stages as loops: a run of stages of the same tensors, cut where outputs leave."""
-    names = [t.name for t in (*program.inputs, *program.derived)]
-    loops: list[Loop] = []
-    gone: set[int] = set()
-    for index, stage in enumerate(program.stages):
-        if index in gone or stage.kind == "scatter":
+    outputs = program.output_names
+    homes: dict[str, list[Stage]] = {}  # output walks, per dimension
+    walked = set()  # dimensions of the others
+    for stage in program.stages:
+        if stage.kind == "walk":
+            if stage.tensors[0] in outputs:
+                homes.setdefault(stage.dim, []).append(stage)
+            else:
+                walked.add(stage.dim)
+    drafts: list[_Draft] = []
+    gathered: dict[str, tuple[str, ...]] = {}  # per tensor, over which dimensions so far
+    gone: set[Stage] = set()
+    for stage in program.stages:
+        first = stage.tensors[0]
+        if stage in gone or stage.kind == "scatter":
             continue
-        if stage.tensors[0] not in names:
-            if not _walked_with(program, stage):
-                loops.append(_alone(stage))
+        if first in outputs:
+            if stage.dim not in walked:  # they move although no input does
+                alone = _Draft((), stage.axis, ((stage, ()),), stage.tensors, _way_home(stage))
+                drafts.append(alone)
             continue
-        outputs = _outputs_along(program, stage)
-        partner = _partner(program, index)
-        piece = _piece(program, stage, names, partner and program.stages[partner])
-        skewed = None
-        if partner is not None:
+        partner = _partner(program, stage) if stage.options else None
+        if partner:
             gone.add(partner)
-            skewed = (program.stages[partner].tensors, program.stages[partner].axis)
-        at = _open(loops, stage)
-        if at is not None and not skewed:
-            last = loops.pop(at)
-            merged = replace(last, stages=(*last.stages, piece))
-        else:
-            at = len(loops)
-            merged = Loop(stage.tensors, stage.axis, (piece,), partner=skewed)
-        if outputs and stage.kind == "walk":
-            home = "direct" if "direct" in outputs[0].options else "relayed"
-            tensors = tuple(name for each in outputs for name in each.tensors)
-            ordered = tuple(t.name for t in program.outputs if t.name in tensors)
-            merged = replace(merged, outputs=ordered, home=home)
-        loops.insert(at, merged)
-    first = {name: place for place, name in enumerate(names)}
-
-    def place(loop: Loop) -> int:
-        return len(names) if loop.walks else first[loop.tensors[0]]
-
-    return tuple(sorted(_fused(loops), key=place))  # stable
+        at = _open(drafts, stage) if drafts and not partner else None
+        if at is None:
+            at = len(drafts)
+            drafts.append(_Draft(stage.tensors, stage.axis, (), partner=partner))
+        draft = drafts[at]
+        draft.stages = (*draft.stages, (stage, gathered.get(first, ())))
+        if stage.kind == "gather":
+            gathered |= {name: (*gathered.get(name, ()), stage.dim) for name in stage.tensors}
+        elif stage.dim in homes:
+            going = {name for home in homes[stage.dim] for name in home.tensors}
+            draft.outputs = tuple(t.name for t in program.outputs if t.name in going)
+            draft.home = _way_home(homes[stage.dim][0])
+    loops = [_loop(program, draft) for draft in drafts]
+    if len(loops) > 1:
+        names = [t.name for t in program.tensors]
+        loops = _fused(loops)
+        loops.sort(key=lambda x: len(names) if x.walks else names.index(x.tensors[0]))  # stable
+    return tuple(loops)
 
 
-def _open(loops: list[Loop], stage: Stage) -> int | None:
+def _way_home(stage: Stage) -> str:
+    return "direct" if "direct" in stage.options else "relayed"
+
+
+def _open(drafts: list[_Draft], stage: Stage) -> int | None:
     """The loop that one more stage of the same tensors goes on with.
 
     Gathers outside of the tensors' own walks are done once: another's walk parts the two.
     """
-    for at in reversed(range(len(loops))):
-        loop = loops[at]
-        goes_on = stage.kind == "gather" or not loop.outputs
-        if loop.tensors == stage.tensors and goes_on and not loop.partner:
-            others = loops if not loop.walks else loops[at + 1 :]
+    for at in reversed(range(len(drafts))):
+        draft = drafts[at]
+        goes_on = stage.kind == "gather" or not draft.outputs
+        if draft.tensors == stage.tensors and goes_on and not draft.partner:
+            others = drafts if not draft.walks else drafts[at + 1 :]
             apart = stage.kind == "walk" and any(each.walks for each in others)
             return None if apart else at
     return None
+
+
+def _loop(program: Program, draft: _Draft) -> Loop:
+    """The loop of a draft; programs of one layout share it."""
+    whole = draft.tensors, draft.stages, draft.outputs, draft.home, draft.partner
+    key = "loop", program.layout, whole
+    found = program.shared.get(key)
+    if found is None:
+        partner = draft.partner
+        pieces = tuple(_piece(program, *each, partner) for each in draft.stages)
+        found = program.shared[key] = Loop(
+            draft.tensors,
+            draft.axis,
+            pieces,
+            outputs=draft.outputs,
+            home=draft.home,
+            partner=(partner.tensors, partner.axis) if partner else None,
+        )
+    return found
 
 
 def _fused(loops: list[Loop]) -> list[Loop]:
@@ -162,48 +217,23 @@ def _fused(loops: list[Loop]) -> list[Loop]:
 
 
 def _in_step(one: Loop, other: Loop) -> bool:
-    return bool(one.walks) and one.stages == other.stages and one.axis == other.axis
+    return one.axis == other.axis and bool(one.walks) and one.stages == other.stages
 
 
-def _alone(stage: Stage) -> Loop:
-    """Outputs that move although no input does."""
-    home = "direct" if "direct" in stage.options else "relayed"
-    walk = Walk(stage.dim, reverse="reverse" in stage.options)
-    return Loop((), stage.axis, (walk,), outputs=stage.tensors, home=home)
-
-
-def _walked_with(program: Program, stage: Stage) -> bool:
-    """Whether some input is walked along the dimension of an output's walk."""
-    outputs = {t.name for t in program.outputs}
-    return any(
-        s.dim == stage.dim and s.kind == "walk" and s.tensors[0] not in outputs
-        for s in program.stages
-    )
-
-
-def _outputs_along(program: Program, stage: Stage) -> list[Stage]:
-    outputs = {t.name for t in program.outputs}
-    return [
-        s
-        for s in program.stages
-        if s.kind == "walk" and s.dim == stage.dim and s.tensors[0] in outputs
-    ]
-
-
-def _partner(program: Program, index: int) -> int | None:
+def _partner(program: Program, stage: Stage) -> Stage | None:
     """The other stage of a skewed pair."""
-    stage = program.stages[index]
     if "skewed" not in stage.options:
         return None
-    for i, other in enumerate(program.stages):
-        if i != index and "skewed" in other.options and other.axis == stage.axis:
-            return i
+    for other in program.stages:
+        if other is not stage and "skewed" in other.options and other.axis == stage.axis:
+            return other
     return None
 
 
 def _piece(
-    program: Program, stage: Stage, names: list[str], partner: Stage | None
+    program: Program, stage: Stage, gathered: tuple[str, ...], partner: Stage | None
 ) -> Gather | Walk:
+    """A stage of what is gathered over some dimensions before."""
     if stage.kind == "walk":
         ahead = next((int(o.split()[1]) for o in stage.options if o.startswith("prefetch")), 1)
         return Walk(
@@ -216,17 +246,27 @@ def _piece(
         )
     tensor = program.tensor(stage.tensors[0])
     order = atoms_of(program).order(tensor, stage.axis)
-    before = program.stages[: program.stages.index(stage)]
-    done = {s.dim for s in before if s.kind == "gather" and tensor.name in s.tensors}
     split = {d for d in order.dims if program.stored(tensor, d) == stage.axis}
-    whole = [d for d in order.dims if d in done or d not in split]
+    whole = [d for d in order.dims if d in gathered or d not in split]
     join = interleaving(order, program.mesh, stage.dim, whole)
     broadcast = any(stage.axis in loop.axes for loop in program.tiles)
     return Gather(stage.dim, join, broadcast)
 
 
 def _reduces(program: Program) -> tuple[Reduce, ...]:
-    """Partial results that are not sent home by a loop, innermost dimension first."""
+    """Partial results that are not sent home by a loop; programs of one layout share them."""
+    scatters = tuple([stage for stage in program.stages if stage.kind == "scatter"])
+    if not scatters and not program.replicated:
+        return ()
+    key = "reduces", program.layout, scatters, program.replicated, program.reduce_dtype
+    found = program.shared.get(key)
+    if found is None:
+        found = program.shared[key] = _reduced(program)
+    return found
+
+
+def _reduced(program: Program) -> tuple[Reduce, ...]:
+    """All reductions, innermost dimension first."""
     found = []
     for dim in reversed(program.mesh.names):
         for combine in program.combines:

@@ -102,7 +102,7 @@ class Walk:
 Stages = tuple["Gather | Walk", ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loop:
     """The tiles of some inputs come by; what is inside runs on each.
 
@@ -122,21 +122,59 @@ class Loop:
     home: Literal["relayed", "direct"] | None = None
     partner: tuple[tuple[str, ...], str] | None = None
 
-    @property
+    @cached_property
     def leading(self) -> tuple[Gather, ...]:
         """Gathers outside every walk: nothing runs beside them."""
         index = next((i for i, s in enumerate(self.stages) if isinstance(s, Walk)), None)
         return self.stages[:index]
 
-    @property
+    @cached_property
     def walking(self) -> Stages:
         """The outermost walk and what is inside it."""
         return self.stages[len(self.leading) :]
 
-    @property
+    @cached_property
     def walks(self) -> tuple[Walk, ...]:
         """The walks, outermost first."""
         return tuple(stage for stage in self.stages if isinstance(stage, Walk))
+
+    @cached_property
+    def direct(self) -> bool:
+        """Whether some walk is direct."""
+        return any(walk.direct for walk in self.walks)
+
+    @cached_property
+    def both(self) -> bool:
+        """Whether some walk is both ways."""
+        return any(walk.both for walk in self.walks)
+
+    @cached_property
+    def course(self) -> tuple:
+        """What moves along which dimensions, gathered or walked, in whatever way."""
+        dims = tuple((stage.dim, isinstance(stage, Walk)) for stage in self.stages)
+        return self.tensors, self.axis, self.outputs, self.partner, dims
+
+    @cached_property
+    def reach(self) -> tuple[tuple[str, bool, bool, bool], ...]:
+        """Per stage its dimension, and whether it walks, is direct and goes in reverse: what it
+        depends on which rank gets what of a tile."""
+        return tuple(
+            (s.dim, True, s.direct, s.reverse) if isinstance(s, Walk) else (s.dim, *(False,) * 3)
+            for s in self.stages
+        )
+
+    @cached_property
+    def paces(self) -> tuple[tuple[str, str, int, int], ...]:
+        """Per walk its dimension, the axis whose tiles come by, how the owner moves from step to
+        step (+1 or -1), and the step that the first tile is of: results alone that go home begin
+        one ahead."""
+        first = 1 if not self.tensors and self.home == "relayed" else 0
+        return tuple((w.dim, self.axis, 1 if w.reverse else -1, first) for w in self.walks)
+
+    @cached_property
+    def levels(self) -> tuple[tuple[Walk, tuple[Gather, ...]], ...]:
+        """The walks, outermost first, each with the gathers of its tiles."""
+        return tuple(walk_levels(self.walking))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from functools import lru_cache
-from itertools import groupby
 from typing import NamedTuple
 
 from mercurygen.ir.liveness import Liveness
@@ -77,19 +76,22 @@ def _visible(
 
 
 def _causal(rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Block, ...]:
-    def kind(row: int) -> tuple[bool, int]:  # rows of one kind, next to each other, are a block
-        before, own = bisect_left(cols, rows[row]), rows[row] in cols
-        return own, before - row if own else before
-
-    blocks = []
-    for (own, _), run in groupby(range(len(rows)), kind):
-        first, *rest = run
-        span = (first, first + len(rest) + 1)
-        before = bisect_left(cols, rows[first])  # atoms that lie wholly before these
+    kinds = []
+    for row, atom in enumerate(rows):
+        before = bisect_left(cols, atom)  # atoms that lie wholly before this
+        own = before < len(cols) and cols[before] == atom
+        kinds.append((own, before - row if own else before))
+    blocks, first = [], 0
+    while first < len(kinds):  # rows of one kind, next to each other, are a block
+        (own, before), last = kinds[first], first + 1
+        while last < len(kinds) and kinds[last] == kinds[first]:
+            last += 1
+        before += first if own else 0
         if before:
-            blocks.append(Block(span, (0, before), False))
+            blocks.append(Block((first, last), (0, before), False))
         if own:  # their own atoms: a square on the diagonal
-            blocks.append(Block(span, (before, before + len(rest) + 1), True))
+            blocks.append(Block((first, last), (before, before + last - first), True))
+        first = last
     return tuple(blocks)
 
 

@@ -140,27 +140,46 @@ def apply(operator: Operator, schedule: Schedule, spans: tuple[Span, ...] = ()) 
 
 
 def attempt(program: Program, directives: tuple[Directive, ...]) -> Program | Refusal:
-    """The complete program of some directives, or the first refusal; formats nothing.
+    """The complete program of some directives, or the first refusal; formats nothing."""
+    return Attempts(program).attempt(directives)
 
-    A search tries many schedules that begin alike: what a program becomes by a directive is kept
-    beside it.
+
+class Attempts:
+    """Schedules of one operator on one mesh, tried one after the other.
+
+    A search tries thousands that begin alike. The directives that a schedule begins with as the
+    one before it did are applied once: only the programs of one schedule are kept.
+
+    Attributes:
+        start: the operator on the mesh, nothing distributed yet.
     """
-    program.shared  # noqa: B018 - made before any program that shares it
-    for directive in directives:
-        following = program.__dict__.setdefault("following", {})
-        after = following.get(directive)
-        if after is None:
-            after = following[directive] = _after(program, directive)
-        if isinstance(after, Refusal):
-            return after
-        program = after
-    settled, fault = complete(program)
-    return settled if fault is None else fault.refusal
 
+    def __init__(self, start: Program) -> None:
+        self.start = start
+        self._directives: list[Directive] = []
+        self._after: list[Program | Refusal] = [start]  # none of them, one, two, ...
 
-def _after(program: Program, directive: Directive) -> Program | Refusal:
-    rule = RULES[type(directive)]
-    return rule.refuse(program, directive) or rule.rewrite(program, directive)
+    def attempt(self, directives: tuple[Directive, ...]) -> Program | Refusal:
+        """The complete program of some directives, or the first refusal; formats nothing."""
+        known, after = self._directives, self._after
+        same = 0
+        for one, other in zip(known, directives, strict=False):
+            if one is not other and one != other:
+                break
+            same += 1
+        del known[same:], after[same + 1 :]
+        program = after[-1]
+        for directive in directives[same:]:
+            if isinstance(program, Refusal):
+                return program
+            rule = RULES[type(directive)]
+            program = rule.refuse(program, directive) or rule.rewrite(program, directive)
+            known.append(directive)
+            after.append(program)
+        if isinstance(program, Refusal):
+            return program
+        settled, fault = complete(program)
+        return settled if fault is None else fault.refusal
 
 
 def _error(schedule: Schedule, spans: tuple[Span, ...], fault: Fault) -> UserError:

@@ -37,7 +37,9 @@ def complete(program: Program) -> SETTLED:
     settled, fault = found
     if fault is not None:
         return None, fault
-    return program.changed(kernel=kernel, order=settled.order, border=settled.border), None
+    if program.order is None:
+        program = program.changed(order=settled.order)
+    return program.changed(kernel=kernel, border=settled.border), None
 
 
 def _laid_out(program: Program) -> SETTLED:
@@ -57,7 +59,7 @@ def _with_default_pins(program: Program) -> Program:
 
     What has no sequence is held, and wanted, as the schedule stores it.
     """
-    if any(any(tensor.pin) for tensor in program.tensors):
+    if program.pinned_at_all:
         return _with_derived_pins(program)
 
     def pinned(tensor: Tensor) -> Tensor:

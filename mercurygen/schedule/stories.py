@@ -12,6 +12,37 @@ from mercurygen.schedule.tile_loops import faults_of_loops
 
 def fault_of_stories(program: Program) -> Fault | None:
     """The first thing that is wrong with how tensors come to the ranks, or go."""
+    routes = program.routes
+    if program.replicated or not routes.told:
+        fault = _fault_of_routes(program)
+        if fault:
+            return fault
+        routes.told = not program.replicated
+    if not program.stages and not program.tiles:
+        return None
+    coming, unread = _faults_of_coming(program)
+    if coming:
+        return coming
+    checks = (_skewed, _outputs, faults_of_loops)
+    return next((fault for check in checks for fault in check(program)), unread)
+
+
+def _faults_of_coming(program: Program) -> tuple[Fault | None, Fault | None]:
+    """What is wrong with the walks of the inputs, and with what is moved for nothing.
+
+    It depends on the stages of the inputs alone; in many schedules only results go otherwise.
+    """
+    outputs = program.output_names
+    key = "coming", tuple([s for s in program.stages if s.tensors[0] not in outputs])
+    found = program.shared.get(key)
+    if found is None:
+        found = next(_walks(program), None), next(_unread(program), None)
+        program.shared[key] = found
+    return found
+
+
+def _fault_of_routes(program: Program) -> Fault | None:
+    """A dimension or a tensor without its one story, in whatever way it moves."""
     moved = (*program.read, *program.outputs)
     for index, (dim, axis) in enumerate(zip(program.mesh.names, program.parallel, strict=True)):
         if axis is None:
@@ -21,27 +52,18 @@ def fault_of_stories(program: Program) -> Fault | None:
                 found = _story(program, tensor, dim, axis)
                 if found:
                     return found
-    if not program.stages and not program.tiles:
-        return None
-    return next(
-        (
-            fault
-            for check in (_walks, _skewed, _outputs, faults_of_loops, _unread)
-            for fault in check(program)
-        ),
-        None,
-    )
+    return None
 
 
 def _told(program: Program, tensor: Tensor, index: int, axis: str) -> bool:
     """Whether a tensor has its one story along a dimension, at a glance."""
     where = tensor.name, program.mesh.names[index]
-    stage, whole = program.moves.get(where), where in program.replicated
+    along, whole = program.routes.axes.get(where), where in program.replicated
     if axis in tensor.axes:
-        return stage is None and not whole
-    if stage is None or whole:
+        return along is None and not whole
+    if along is None or whole:
         return False
-    return tensor.pin[index] in (None, stage.axis)
+    return tensor.pin[index] in (None, along)
 
 
 def _unused(program: Program, dim: str) -> Refusal:

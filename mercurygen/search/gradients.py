@@ -29,7 +29,7 @@ from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.program import Program
 from mercurygen.lower.lower import lower_aligned
 from mercurygen.lower.plan import Plan
-from mercurygen.schedule.apply import start
+from mercurygen.schedule.apply import Attempts, start
 from mercurygen.schedule.directives import Along, Directive, Parallelize, Shard, Shift
 from mercurygen.schedule.gradient import gradient, section
 from mercurygen.schedule.schedule import Backward, Schedule
@@ -85,6 +85,7 @@ class Gradients:
         self.own = own
         self.network, self.limit, self.objective, self.emits = network, limit, objective, emits
         self._found: dict[tuple, Gradient | Refusal] = {}
+        self._begun: dict[tuple[str, Mesh], Attempts] = {}
 
     def of(
         self, schedule: Schedule, program: Program, design: str | None
@@ -145,8 +146,7 @@ class Gradients:
     def _priced(self, whole: Schedule, program: Program, ask: bool = True) -> Gradient | Refusal:
         """One backward, or what refuses it; `ask` also whether it is emitted."""
         alone = gradient(whole, program)
-        begin = start(operators.load(alone.operator), whole.local_problem, whole.mesh)
-        settled = settle(Point(begin, alone.directives, None))
+        settled = settle(Point(self._attempts(alone), alone.directives, None))
         if isinstance(settled, Refusal):
             return settled
         complete, directives = settled
@@ -155,6 +155,14 @@ class Gradients:
             return plan
         refusal = self.emits(plan) if ask and self.emits else None
         return refusal or Gradient(Backward(directives), plan, closed.cost(plan, self.network))
+
+    def _attempts(self, alone: Schedule) -> Attempts:
+        """Of backward schedules on one mesh: programs that they share are made once."""
+        key = alone.operator, alone.mesh
+        if key not in self._begun:
+            begin = start(operators.load(alone.operator), alone.local_problem, alone.mesh)
+            self._begun[key] = Attempts(begin)
+        return self._begun[key]
 
     def _key(self, one: Gradient) -> tuple:
         """Those over the memory limit come last; the caller refuses them."""

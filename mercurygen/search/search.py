@@ -23,6 +23,7 @@ from mercurygen.lower.lower import lower_aligned
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.search.asked import Asked
+from mercurygen.search.collect import seldom_collected
 from mercurygen.search.gradients import Gradients
 from mercurygen.search.place import links, place, target
 from mercurygen.search.result import OBJECTIVES, Candidate, Counts, Named, Result, pareto
@@ -89,7 +90,8 @@ def search(
     tried = _Tried(header, network, limit, objective, emits)
     if passes == "train":
         tried.gradients = Gradients(network, limit, objective, emits, own=design is not None)
-    tried = _try(asked, tried, progress)
+    with seldom_collected():
+        tried = _try(asked, tried, progress)
     ranked = _decide(tried.finalists(), network, objective, progress)
     named = _named((design,) if design else patterns.names(passes), ranked, tried, asked)
     asked_for = problem, topology, group, tp, objective, limit

@@ -48,8 +48,8 @@ from mercurygen.ir.layout import ORDERS
 from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem
-from mercurygen.ir.program import SEQUENCE, Program
-from mercurygen.schedule.apply import attempt, start
+from mercurygen.ir.program import SEQUENCE, BorderStep, Program
+from mercurygen.schedule.apply import Attempts, start
 from mercurygen.schedule.directives import (
     Along,
     Directive,
@@ -76,12 +76,12 @@ class Point:
     """A schedule not yet tried.
 
     Attributes:
-        start: the operator on the mesh, nothing distributed yet.
+        attempts: of schedules on the mesh, this one among them.
         directives: without reshards.
         design: the named design that it is an instance of, or None.
     """
 
-    start: Program
+    attempts: Attempts
     directives: tuple[Directive, ...]
     design: str | None
 
@@ -89,6 +89,11 @@ class Point:
     def mesh(self) -> Mesh:
         """The mesh."""
         return self.start.mesh
+
+    @property
+    def start(self) -> Program:
+        """The operator on the mesh, nothing distributed yet."""
+        return self.attempts.start
 
 
 def points(
@@ -117,13 +122,15 @@ def points(
         found = tuple(mesh for mesh, _ in patterns.instances(design, links))
     for mesh in found:
         program = start(operator, problem, mesh)
+        attempts = Attempts(program)
         own = design and patterns.get(design).order
         for kind in _orders(problem, mesh, order, own):
             bodies = _bodies(program, axes) if design is None else _forms(program, design)
+            held = frame(program, kind)
             for split, moves in bodies:
-                lines = (*_frame(program, kind), *split, *moves)
+                lines = (*held, *split, *moves)
                 name = design or patterns.name_of(mesh, lines)
-                yield Point(program, (*lines, Patch("body", KERNEL)), name)
+                yield Point(attempts, (*lines, Patch("body", KERNEL)), name)
 
 
 def size(
@@ -167,12 +174,12 @@ def plain(directives: tuple[Directive, ...]) -> tuple[Directive, ...]:
 
 def settle(point: Point) -> tuple[Program, tuple[Directive, ...]] | Refusal:
     """The complete program of a point and its directives with the reshards, or a refusal."""
-    program = attempt(point.start, point.directives)
+    program = point.attempts.attempt(point.directives)
     if isinstance(program, Refusal):
         return program
-    frame = [d for d in point.directives if isinstance(d, OrderTokens | Pin)]
+    held = [d for d in point.directives if isinstance(d, OrderTokens | Pin)]
     rest = [d for d in point.directives if not isinstance(d, OrderTokens | Pin)]
-    return program, (*frame, *_reshards(program), *rest)
+    return program, (*held, *_reshards(program), *rest)
 
 
 def _meshes(links: tuple[Link, ...]) -> tuple[Mesh, ...]:
@@ -195,7 +202,7 @@ def _orders(
     return ORDERS if mesh.dims else ("contiguous",)
 
 
-def _frame(program: Program, kind: str) -> tuple[Directive, ...]:
+def frame(program: Program, kind: str) -> tuple[Directive, ...]:
     """Order and pins: every tensor's sequence over all dimensions."""
     dims = program.mesh.names
     named = tuple(t.name for t in program.tensors if program.sequence(t))
@@ -269,14 +276,24 @@ def _forms(program: Program, design: str) -> Iterator[Body]:
         yield lines, (*moves, Tile(pattern.tile, parts))
 
 
-def _reshards(program: Program) -> Iterator[Reshard]:
-    """The border as directives: tensors that swap the same axes along a dimension share a line."""
+def _reshards(program: Program) -> tuple[Reshard, ...]:
+    """The border as directives: tensors that swap the same axes along a dimension share a line.
 
-    def swap(step) -> tuple[str, str, str]:
-        source, target = (
-            SEQUENCE if axis in program.mask_axes else axis for axis in (step.source, step.target)
+    Programs of one layout have the same.
+    """
+    key = "reshards", program.layout
+    found = program.shared.get(key)
+    if found is None:
+
+        def swap(step: BorderStep) -> tuple[str, str, str]:
+            source, target = (
+                SEQUENCE if axis in program.mask_axes else axis
+                for axis in (step.source, step.target)
+            )
+            return source, target, step.dim
+
+        found = program.shared[key] = tuple(
+            Reshard(tuple(step.tensor for step in steps), source, target, dim)
+            for (source, target, dim), steps in groupby(program.border, key=swap)
         )
-        return source, target, step.dim
-
-    for (source, target, dim), steps in groupby(program.border, key=swap):
-        yield Reshard(tuple(step.tensor for step in steps), source, target, dim)
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from mercurygen.errors import Refusal, closest
 from mercurygen.ir.program import Program
@@ -102,6 +104,8 @@ def mixed_roles(program: Program, tensors: tuple[str, ...], word: str) -> Refusa
     )
 
 
+Unfit = Callable[[Program, Any], Refusal | None]
+
 REDUCE_DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -135,43 +139,60 @@ def joined_axes(program: Program, name: str) -> tuple[str, ...]:
     return next((axes for axes in program.joins if "_".join(axes) == name), (name,))
 
 
-def not_brought(
-    program: Program,
-    tensors: tuple[str, ...],
-    axis: str,
-    dims: tuple[str, ...],
-    word: str,
-    dtype: str | None,
-) -> Refusal | None:
-    """What keeps tensors from being gathered, shifted or reduced along an axis over dimensions."""
+def not_brought(program: Program, d: Shard | Shift, unfit: Unfit) -> Refusal | None:
+    """What keeps tensors from being gathered, shifted or reduced along an axis over dimensions.
+
+    What the line alone tells is looked at once for all programs of an operator and mesh.
+
+    Args:
+        program: so far.
+        d: the line.
+        unfit: what keeps inputs, or outputs, from any program of the operator on the mesh.
+    """
+    key = "unfit", d
+    found = program.shared.get(key)
+    if found is None:
+        refusals = (unfit(program, one) for one in by_role(program, d))
+        found = program.shared[key] = (next(filter(None, refusals), None),)
+    return found[0] or _moved_already(program, d)
+
+
+def unfit_line(program: Program, d: Shard | Shift, word: str) -> Refusal | None:
+    """Unknown names, tensors of two kinds or of a group's part, an axis that is not theirs."""
     found = (
-        unknown_tensor(program, tensors)
-        or unknown_axis(program, axis)
-        or unknown_dim(program, dims)
-        or not_one_story(program, tensors, word)
-        or fault_of_dtype(program, tensors, dtype)
+        unknown_tensor(program, d.tensors)
+        or unknown_axis(program, d.axis)
+        or unknown_dim(program, d.dims)
+        or not_one_story(program, d.tensors, word)
+        or fault_of_dtype(program, d.tensors, d.dtype)
     )
     if found:
         return found
-    for name in tensors:
+    for name in d.tensors:
         tensor = program.tensor(name)
-        if not tensor.carries(axis):
+        if not tensor.carries(d.axis):
             return Refusal(
                 "not-its-axis",
                 lambda tensor=tensor: (
-                    f"{tensor.name} carries no axis {axis}",
+                    f"{tensor.name} carries no axis {d.axis}",
                     f"it carries {', '.join(tensor.axes)}",
                 ),
             )
-        for dim in dims:
-            for stage in program.stages:
-                if stage.dim == dim and name in stage.tensors:
+    return None
+
+
+def _moved_already(program: Program, d: Shard | Shift) -> Refusal | None:
+    dims = d.dims
+    for stage in program.stages:
+        if stage.dim in dims:
+            for name in d.tensors:
+                if name in stage.tensors:
                     return Refusal(
                         "two-stories",
-                        lambda name=name, dim=dim: (
+                        lambda name=name, dim=stage.dim: (
                             f"{name} already moves along {dim} by another line",
                             "a tensor moves in one way along a dimension: keep one of the two",
                         ),
-                        ("shift" if stage.kind == "walk" else "shard", name, dim),
+                        ("shift" if stage.kind == "walk" else "shard", name, stage.dim),
                     )
     return None

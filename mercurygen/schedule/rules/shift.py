@@ -12,7 +12,7 @@ from __future__ import annotations
 from mercurygen.errors import Refusal
 from mercurygen.ir.program import Program, Stage
 from mercurygen.schedule.directives import Along, Shift
-from mercurygen.schedule.rules.common import by_role, in_order, not_brought
+from mercurygen.schedule.rules.common import by_role, in_order, not_brought, unfit_line
 
 MOST_AHEAD = 8  # tiles that a prefetch may hold: more never hides more
 CLASHES = (("both", "reverse"), ("both", "direct"), ("both", "skewed"), ("direct", "skewed"))
@@ -20,11 +20,11 @@ CLASHES = (("both", "reverse"), ("both", "direct"), ("both", "skewed"), ("direct
 
 def refuse(program: Program, d: Shift) -> Refusal | None:
     """See `not_brought`; and options that do not go together."""
-    return next(filter(None, (_refuse(program, one) for one in by_role(program, d))), None)
+    return not_brought(program, d, _unfit)
 
 
-def _refuse(program: Program, d: Shift) -> Refusal | None:
-    found = not_brought(program, d.tensors, d.axis, d.dims, "shift", d.dtype)
+def _unfit(program: Program, d: Shift) -> Refusal | None:
+    found = unfit_line(program, d, "shift")
     if found:
         return found
     if d.dtype is not None:
@@ -87,9 +87,12 @@ def _options(along: Along, is_output: bool) -> Refusal | None:
 
 def rewrite(program: Program, d: Shift) -> Program:
     """The program with one more walk per dimension, inside the stages before it."""
-    stages = tuple(
-        Stage(in_order(program, one.tensors), "walk", one.axis, a.dim, a.options, one.dtype)
-        for one in by_role(program, d)
-        for a in one.along
-    )
+    key = "walks", d
+    stages = program.shared.get(key)
+    if stages is None:
+        stages = program.shared[key] = tuple(
+            Stage(in_order(program, one.tensors), "walk", one.axis, a.dim, a.options, one.dtype)
+            for one in by_role(program, d)
+            for a in one.along
+        )
     return program.changed(stages=(*program.stages, *stages))
