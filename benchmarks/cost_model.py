@@ -1,0 +1,250 @@
+"""What the cost model predicts of published measurements, and how far off it is.
+
+    python benchmarks/cost_model.py [CSV...] [--json]
+
+Builds the design that each row names, on a machine composed for the row's hardware, and simulates
+the plan. Prints by source, and over all rows: how many; median and 90th percentile of the relative
+error; Kendall's tau of the configurations within a problem; how often the measured best one is
+picked, and what is lost where it is not. Rows that have no prediction are listed with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+
+import machines
+import named
+from published import Row, Skipped, read
+
+from mercurygen.cost.links import Network
+from mercurygen.cost.simulate import simulate
+from mercurygen.errors import Refusal, UserError, closest
+from mercurygen.ir.problem import Problem
+from mercurygen.operators import load
+
+DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A row with the model's time, s."""
+
+    row: Row
+    seconds: float
+
+    @property
+    def error(self) -> float:
+        """Of the time, relative to the measured one."""
+        return self.seconds / self.row.seconds - 1
+
+
+def predict(rows: Iterable[Row | Skipped]) -> tuple[list[Predicted], list[Skipped]]:
+    """Every row that has a prediction, and every other with the reason."""
+    rows = list(rows)
+    done: list[Predicted] = []
+    skipped = [row for row in rows if isinstance(row, Skipped)]
+    kernels = _kernels([row for row in rows if isinstance(row, Row)])
+    for row in rows:
+        if isinstance(row, Skipped):
+            continue
+        found = _predicted(row, kernels[row])
+        if isinstance(found, str):
+            skipped.append(Skipped(row.place, row.source, row.algorithm, found))
+        else:
+            done.append(Predicted(row, found))
+    return done, skipped
+
+
+def _kernels(rows: list[Row]) -> dict[Row, str | None]:
+    """The kernel of each row: the one that it names, else the one that its source names."""
+    by_source: dict[str, str | None] = {}
+    for row in rows:
+        by_source[row.source] = machines.kernel_of(row.words) or by_source.get(row.source)
+    return {row: machines.kernel_of(row.words) or by_source[row.source] for row in rows}
+
+
+def _predicted(row: Row, kernel: str | None) -> float | str:
+    if row.documents:
+        return "packed documents, whose lengths no column has"
+    if row.design not in named.known():
+        return f"no design {row.design!r}; {closest(row.design, named.known())}"
+    key = row.hardware, row.gpus, row.nodes, kernel
+    design = row.design, row.ulysses, row.ring, row.order
+    return priced(key, design, row.problem, row.way)
+
+
+@cache
+def priced(
+    machine: tuple[str, int, int, str | None],
+    design: tuple[str, int, int, str],
+    problem: Problem,
+    way: str,
+) -> float | str:
+    """Seconds of one pass, or why there are none."""
+    name, ulysses, ring, order = design
+    try:
+        topology = machines.machine(*machine)
+    except UserError as error:
+        return error.message
+    mesh = named.mesh_of(name, ulysses, ring, machine[2])
+    if isinstance(mesh, str):
+        return mesh
+    network, total = Network(topology, tuple(x.size for x in topology.levels)), 0.0
+    for plan in named.plans(name, problem, mesh, order, way):
+        if isinstance(plan, Refusal):
+            return f"{plan.slug}: {plan.explain()[0]}"
+        total += simulate(plan, network, load(plan.program.operator)).time
+    return total
+
+
+# --- ranking ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Configurations of one problem against one another.
+
+    Attributes:
+        agree, disagree: pairs in the same order, and in the other.
+        tied: pairs of equal time, measured or predicted.
+        picked: whether the predicted best is the measured best.
+        regret: how much longer it takes than the measured best, relative.
+    """
+
+    agree: int
+    disagree: int
+    tied: int
+    picked: bool
+    regret: float
+
+
+def rankings(rows: Sequence[Predicted]) -> list[Ranking]:
+    """Of every problem with several configurations; the fastest implementation stands for one."""
+    problems: dict[tuple, dict[tuple, Predicted]] = {}
+    for one in rows:
+        best = problems.setdefault(one.row.asked, {})
+        old = best.get(one.row.configuration)
+        if old is None or one.row.seconds < old.row.seconds:
+            best[one.row.configuration] = one
+    return [_ranked(list(best.values())) for best in problems.values() if len(best) > 1]
+
+
+def _ranked(rows: list[Predicted]) -> Ranking:
+    signs = []
+    for a, b in combinations(rows, 2):
+        signs.append((a.row.seconds - b.row.seconds) * (a.seconds - b.seconds))
+    least = min(one.seconds for one in rows)
+    fastest = min(one.row.seconds for one in rows)
+    # several that are predicted alike: the slowest of them may be the one that is taken
+    taken = max(one.row.seconds for one in rows if one.seconds <= least * (1 + 1e-9))
+    agree, disagree = sum(s > 0 for s in signs), sum(s < 0 for s in signs)
+    tied = len(signs) - agree - disagree
+    return Ranking(agree, disagree, tied, taken == fastest, taken / fastest - 1)
+
+
+def summary(rows: Sequence[Predicted]) -> dict:
+    """The figures of some rows."""
+    errors = sorted(abs(one.error) for one in rows)
+    found: dict = {"rows": len(rows)}
+    if errors:
+        found["median_error"] = median(errors)
+        found["p90_error"] = errors[-(-9 * len(errors) // 10) - 1]
+        found["bias"] = median(one.error for one in rows)
+    ranked = rankings(rows)
+    if ranked:
+        agree, disagree = sum(r.agree for r in ranked), sum(r.disagree for r in ranked)
+        tied = sum(r.tied for r in ranked)
+        found["problems"] = len(ranked)
+        found["tau"] = (agree - disagree) / (agree + disagree + tied)
+        found["pairs"], found["tied_pairs"] = agree + disagree + tied, tied
+        found["best_picked"] = sum(r.picked for r in ranked)
+        found["mean_regret"] = sum(r.regret for r in ranked) / len(ranked)
+        found["most_regret"] = max(r.regret for r in ranked)
+    return found
+
+
+# --- report -------------------------------------------------------------------------------------
+
+
+def report(done: list[Predicted], skipped: list[Skipped]) -> dict:
+    """All figures: by source, of one GPU, of several, and of all."""
+    sources = dict.fromkeys(one.row.source for one in done)
+    several = [one for one in done if one.row.gpus > 1]
+    return {
+        "sources": {s: summary([x for x in done if x.row.source == s]) for s in sources},
+        "one GPU": summary([one for one in done if one.row.gpus == 1]),
+        "several GPUs": summary(several),
+        "overall": summary(done),
+        "skipped": [
+            {"row": x.place, "source": x.source, "algorithm": x.algorithm, "reason": x.reason}
+            for x in skipped
+        ],
+    }
+
+
+def lines(found: dict) -> Iterable[str]:
+    """The report for a terminal."""
+    head = f"{'rows':>5} {'median':>7} {'p90':>7} {'bias':>7} {'tau':>6} {'ties':>8} {'best':>7}"
+    yield f"{head} {'regret':>7} {'most':>7}  source"
+    names = [*found["sources"], "one GPU", "several GPUs", "overall"]
+    for name in names:
+        figures = found["sources"].get(name) or found[name]
+        if not figures["rows"]:
+            continue
+        error = (f"{figures[k]:7.1%}" for k in ("median_error", "p90_error", "bias"))
+        line = f"{figures['rows']:5} {' '.join(error)}"
+        if "tau" in figures:
+            ties = f"{figures['tied_pairs']}/{figures['pairs']}"
+            best = f"{figures['best_picked']}/{figures['problems']}"
+            line += f" {figures['tau']:6.2f} {ties:>8} {best:>7}"
+            line += f" {figures['mean_regret']:7.1%} {figures['most_regret']:7.1%}"
+        else:
+            line += " " * 40
+        yield f"{line}  {name}"
+    by_reason: dict[tuple[str, str], int] = {}
+    for row in found["skipped"]:
+        key = row["source"], row["reason"]
+        by_reason[key] = by_reason.get(key, 0) + 1
+    for (source, reason), count in by_reason.items():
+        yield f"skipped {count}: {reason} ({source})"
+
+
+def main() -> None:
+    """Predict the rows of some files."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", type=Path, metavar="CSV")
+    parser.add_argument("--json", action="store_true", help="for programs, with every row")
+    options = parser.parse_args()
+    files = options.files or sorted(DATA.glob("*.csv"))
+    try:
+        done, skipped = predict(row for path in files for row in read(path))
+    except UserError as error:
+        sys.exit(error.render() if hasattr(error, "render") else str(error))
+    found = report(done, skipped)
+    if options.json:
+        found["rows"] = [
+            {
+                "row": one.row.place,
+                "source": one.row.source,
+                "algorithm": one.row.algorithm,
+                "measured_s": one.row.seconds,
+                "predicted_s": one.seconds,
+                "error": one.error,
+            }
+            for one in done
+        ]
+        print(json.dumps(found, indent=2))
+        return
+    print("\n".join(lines(found)))
+
+
+if __name__ == "__main__":
+    main()
