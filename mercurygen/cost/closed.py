@@ -55,7 +55,7 @@ def closed_form(plan: Plan, network: Network, operator: Operator | None = None) 
     _after(plan, tally, nest.whole(tiles))
     links, along = tally.traffic(index)
     busiest, imbalance = nest.busiest()
-    compute, copies, launch = (a + b for a, b in zip(tally.copied, busiest, strict=True))
+    compute, copies, launch, _ = (a + b for a, b in zip(tally.copied, busiest, strict=True))
     exposed = max(0.0, tally.now - compute - copies - launch)
     return Cost(
         times=Times(tally.now, compute, copies, launch, exposed, tally.transfers),

@@ -120,7 +120,7 @@ class SentHome(Going):
         self.up(self.moved, missing)
         away = step if self.walk.reverse else self.size - step
         if absent is None and missing is None:
-            end = self.tally.start("shift", self.walk.dim, out, away)
+            end = self.tally.start("shift", self.walk.dim, out, away, 2 * len(self.loop.outputs))
         else:
             sizes = self.each(out, absent), self.each(self.moved, missing)
             end = self.tally.start_each(self.walk.dim, *sizes, away)
@@ -181,12 +181,12 @@ class SentCall(Going):
             tally.down(replaced(part, self.results))
             return
         row = nest.steps.table[nest.step()]
-        _, seconds, scratch, shares, regions = nest.calls(False)
+        spent, times, scratch, shares, regions = nest.calls(False)
         none = (0,) * len(self.names)
         made = [shares[kind] or none for kind in row]
         tally.up_each([sum(sizes) for sizes in made])
         tally.top_each([scratch[kind] for kind in row])
-        tally.now += max(seconds[kind] for kind in row)
+        tally.run(max(times[kind] for kind in row), max(spent[kind][3] for kind in row))
         self.land()
         stays = [i for i in range(len(self.names)) if i not in self.moved]
         if stays:
@@ -282,7 +282,8 @@ class Travelling(Going):
     def hand_on(self) -> None:
         """Start sending sums to the next rank; what the last transfer held on to is gone."""
         away = self.size - 1 if self.walk.reverse else 1
-        self.sums = self.tally.start("shift", self.walk.dim, self.arriving, away)
+        messages = 2 * len(self.loop.outputs)
+        self.sums = self.tally.start("shift", self.walk.dim, self.arriving, away, messages)
         self.tally.down(self.before)
         self.before = 0
 

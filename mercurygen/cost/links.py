@@ -27,11 +27,13 @@ class Path:
         level: index of the outermost level where they differ: the one they cross.
         latency: s.
         seconds: (resource, s per byte) of each on the way.
+        share: part of a GPU's SMs that the transfer keeps busy.
     """
 
     level: int
     latency: float
     seconds: tuple[tuple[int, float], ...]
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,13 @@ class Load:
         seconds: (resource, s per byte of one rank's source buffer).
         sent: (rank, level, share): what a rank sends over a level, in units of its source
             buffer divided by the square of the number of ranks of the whole mesh.
+        share: part of a GPU's SMs that it keeps busy.
     """
 
     latency: float
     seconds: tuple[tuple[int, float], ...]
     sent: tuple[tuple[int, int, int], ...]
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,13 @@ class Price:
         latency: s.
         seconds: per level, s per byte on its busiest resource.
         sent: the same shares as of Load, of all groups.
+        share: part of a GPU's SMs that it keeps busy.
     """
 
     latency: float
     seconds: tuple[tuple[int, float], ...]
     sent: tuple[tuple[int, int, int], ...]
+    share: float
 
 
 class Network:
@@ -134,9 +140,15 @@ class Network:
             here, there = self.places[source], self.places[target]
             crossed = next(i for i, (a, b) in enumerate(zip(here, there, strict=True)) if a != b)
             seconds = self._crossing(crossed, source, target) + self._tree(crossed, source, target)
-            found = Path(crossed, self.topology.levels[crossed].latency, tuple(seconds))
+            level = self.topology.levels[crossed]
+            latency = level.latency + level.base_latency
+            found = Path(crossed, latency, tuple(seconds), self.share(crossed))
             self._paths[source, target] = found
         return found
+
+    def share(self, index: int) -> float:
+        """Part of a GPU's SMs that transfers over a level keep busy."""
+        return self.topology.levels[index].sms / self.topology.gpu.sms
 
     def _crossing(self, index: int, source: int, target: int) -> list[tuple[int, float]]:
         """What a transfer occupies of the level that it crosses."""
@@ -200,7 +212,7 @@ class Network:
         fill = n - 1 if kind == "broadcast" else n / times
         seconds = tuple((resource, per_byte / fill) for resource, per_byte in whole.seconds)
         sent = tuple((rank, level, share * times // n) for rank, level, share in whole.sent)
-        return Load(whole.latency * times, seconds, sent)
+        return Load(whole.latency * times, seconds, sent, whole.share)
 
     def _gather(self, members: tuple[int, ...]) -> Load:
         """NCCL's ring (src/graph/tuning.cc): n - 1 steps, and n - 1 latencies.
@@ -211,7 +223,9 @@ class Network:
         """
         n = len(members)
         edges = [self.path(a, members[(i + 1) % n]) for i, a in enumerate(members)]
-        latency = sum(edge.latency for edge in edges) - max(edge.latency for edge in edges)
+        levels = [self.topology.levels[edge.level] for edge in edges]
+        latency = sum(x.latency for x in levels) - max(x.latency for x in levels)
+        latency += max(x.base_latency for x in levels)
         seconds: Counter[int] = Counter()
         sent: Counter[tuple[int, int]] = Counter()
         for index in sorted({edge.level for edge in edges}):
@@ -234,23 +248,24 @@ class Network:
                     seconds[resource] += share * per_byte
             for a in members:
                 sent[a, index] += (n - 1) * count * (self.size // n) * self.size
-        return Load(latency, tuple(sorted(seconds.items())), _flat(sent))
+        share = max(edge.share for edge in edges)
+        return Load(latency, tuple(sorted(seconds.items())), _flat(sent), share)
 
     def _swap(self, members: tuple[int, ...]) -> Load:
         """Every pair directly, all at the same time (NCCL's all-to-all: grouped sends)."""
         n = len(members)
-        latency = 0.0
+        latency = share = 0.0
         seconds: Counter[int] = Counter()
         sent: Counter[tuple[int, int]] = Counter()
         for a in members:
             for b in members:
                 if a != b:
                     path = self.path(a, b)
-                    latency = max(latency, path.latency)
+                    latency, share = max(latency, path.latency), max(share, path.share)
                     sent[a, path.level] += self.size // n * self.size
                     for resource, per_byte in path.seconds:
                         seconds[resource] += per_byte / n
-        return Load(latency, tuple(sorted(seconds.items())), _flat(sent))
+        return Load(latency, tuple(sorted(seconds.items())), _flat(sent), share)
 
     # --- along a dimension --------------------------------------------------------------------
 
@@ -280,13 +295,13 @@ class Network:
         return found
 
     def _price(self, kind: str, members: list[tuple[int, ...]], distance: int) -> Price:
-        latency = 0.0
+        latency = share = 0.0
         seconds: Counter[int] = Counter()
         sent: list[tuple[int, int, int]] = []
         for group in members:
             shift = kind == "shift"
             for load in self._shift(group, distance) if shift else (self.load(kind, group),):
-                latency = max(latency, load.latency)
+                latency, share = max(latency, load.latency), max(share, load.share)
                 sent += load.sent
                 for resource, per_byte in load.seconds:
                     seconds[resource] += per_byte
@@ -294,14 +309,15 @@ class Network:
         for resource, per_byte in seconds.items():
             level = self.levels[resource]
             worst[level] = max(per_byte, worst.get(level, 0.0))
-        return Price(latency, tuple(sorted(worst.items())), tuple(sent))
+        return Price(latency, tuple(sorted(worst.items())), tuple(sent), share)
 
     def _shift(self, members: tuple[int, ...], distance: int) -> list[Load]:
         """Each rank to the one that many places further."""
         loads = []
         for i, a in enumerate(members):
             path = self.path(a, members[(i + distance) % len(members)])
-            loads.append(Load(path.latency, path.seconds, ((a, path.level, self.size**2),)))
+            sent = ((a, path.level, self.size**2),)
+            loads.append(Load(path.latency, path.seconds, sent, path.share))
         return loads
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added
+from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added, seconds
 from mercurygen.cost.rings import NoForm, Rings
 from mercurygen.cost.steps import Call, steps_of
 from mercurygen.cost.tally import NEVER, Tally
@@ -113,7 +113,7 @@ class Nested(Rings):
             scratch.append(most)
             shares.append(share)
             regions.append(region)
-        return spent, [sum(one) for one in spent], scratch, shares, regions
+        return spent, list(map(seconds, spent)), scratch, shares, regions
 
     def _call(self, call: Call | None, merge: bool) -> tuple:
         """One call: what it spends, scratch bytes, and unmerged the bytes of its share."""
@@ -148,10 +148,10 @@ class Nested(Rings):
     def call(self, merge: bool) -> None:
         """The body on what the mask leaves of the tile that is here."""
         tally = self.tally
-        _, seconds, scratch, _, _ = self.calls(merge)
+        spent, times, scratch, _, _ = self.calls(merge)
         if self.steps is None:
             tally.top(scratch[0])
-            tally.now += seconds[0]
+            tally.run(times[0], spent[0][3])
             return
         step = self.step()
         present = self.steps.present[step]
@@ -159,7 +159,7 @@ class Nested(Rings):
             tally.top(max(scratch[kind] for kind in present))
         else:
             tally.top_each([scratch[kind] for kind in self.steps.table[step]])
-        tally.now += max(seconds[kind] for kind in present)
+        tally.run(max(times[kind] for kind in present), max(spent[kind][3] for kind in present))
 
     def share(self) -> Parts:
         """The result of a tile that is one block, as the body leaves it."""
@@ -239,17 +239,17 @@ class Nested(Rings):
         if self.steps is None:
             times = prod(walk.size for walk in self.walks)
             one = rest[0]
-            return (one[0] * times, one[1] * times, one[2] * times), 1.0
+            return (one[0] * times, one[1] * times, one[2] * times, one[3] * times), 1.0
         most, compute, ranks, longest = 0.0, 0.0, 0, NOTHING
         for first, others, count in self.steps.sums:
             spent = begin[first]
             for kind, times in others:
-                a, b, c = rest[kind]
-                spent = spent[0] + a * times, spent[1] + b * times, spent[2] + c * times
+                a, b, c, d = (x * times for x in rest[kind])
+                spent = spent[0] + a, spent[1] + b, spent[2] + c, spent[3] + d
             compute += spent[0] * count
             ranks += count
             most = max(most, spent[0])
-            if (sum(spent), spent) > (sum(longest), longest):
+            if (seconds(spent), spent) > (seconds(longest), longest):
                 longest = spent
         return longest, most * ranks / compute
 

@@ -180,7 +180,7 @@ class Rings:
         if self.trimmed[number] and self.cut(number, walk):
             self.trimmed_ring(number, index, walk, sum(sizes), on)
             return
-        tally, dim, nbytes, size = self.tally, walk.dim, sum(sizes), self.mesh.extent(walk.dim)
+        tally, dim, size = self.tally, walk.dim, self.mesh.extent(walk.dim)
         ahead, direct = walk.ahead, walk.direct
         flights: deque[float] = deque()
         started = 0
@@ -189,12 +189,12 @@ class Rings:
                 started += 1
                 if flights and not direct:
                     tally.wait(flights[-1])
-                flights.append(self.shift(dim, nbytes, self.distance(walk, started)))
+                flights.append(self.shift(dim, sizes, self.distance(walk, started)))
             on(step)
             if step < size - 1:
                 if not ahead:
                     started += 1
-                    flights.append(self.shift(dim, nbytes, self.distance(walk, step + 1)))
+                    flights.append(self.shift(dim, sizes, self.distance(walk, step + 1)))
                 tally.wait(flights.popleft())
 
     def cut(self, number: int, walk: Walk) -> bool:
@@ -204,11 +204,11 @@ class Rings:
         done = stages[: first + loop.stages.index(walk) + 1]
         return any(isinstance(stage, Walk) and stage.direct for stage in done)
 
-    def shift(self, dim: str, nbytes: int, distance: int) -> float:
-        """Start one step; classes that are not there take no part."""
-        off = self.off()
+    def shift(self, dim: str, tile: list[int], distance: int) -> float:
+        """Start one step of a tile's tensors; classes that are not there take no part."""
+        off, nbytes = self.off(), sum(tile)
         if off is None:
-            return self.tally.start("shift", dim, nbytes, distance)
+            return self.tally.start("shift", dim, nbytes, distance, 2 * len(tile))
         sizes = [0 if gone else nbytes for gone in off]
         return self.tally.start_each(dim, sizes, sizes, distance)
 

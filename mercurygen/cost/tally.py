@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import add, sub
 
-from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added
+from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added, seconds
 from mercurygen.cost.links import Network
 from mercurygen.cost.report import Traffic
 from mercurygen.ir.mesh import Mesh
@@ -26,6 +26,7 @@ class Tally:
         vary: bytes alive on each class beside that, or None where there are none.
         peak: most bytes alive so far on any rank.
         now: seconds so far.
+        host: seconds until the host has launched all that has been.
     """
 
     def __init__(self, network: Network, mesh: Mesh, kernels: Kernels, classes: int) -> None:
@@ -33,7 +34,9 @@ class Tally:
         self.launch = network.topology.gpu.launch_latency
         self.alive = self.peak = 0
         self.vary: list[int] | None = None
-        self.now = self.transfers = 0.0
+        self.gpu = network.topology.gpu
+        self.now = self.host = self.transfers = 0.0
+        self.slowing: dict[float, tuple[float, float]] = {}  # by end: begin, share of the SMs
         self.copied: Spent = NOTHING
         self.operations = 0
         self.batches: list[int] | None = None  # of each class, beside `operations`
@@ -90,18 +93,26 @@ class Tally:
     def spend(self, spent: Spent) -> None:
         """Copies of every rank."""
         self.copied = added(self.copied, spent)
-        self.now += sum(spent)
+        self.run(seconds(spent), spent[3])
 
-    def start(self, kind: str, dim: str, nbytes: int, distance: int = 1) -> float:
+    def run(self, spent: float, host: float) -> None:
+        """Kernels of every rank, which are over no sooner than the host has launched them."""
+        self.host += host
+        self.now = max(self.now + spent, self.host)
+
+    def start(
+        self, kind: str, dim: str, nbytes: int, distance: int = 1, messages: int = 1
+    ) -> float:
         """Begin a transfer of all ranks; when it will be over."""
         self.operations += 1
+        self.host += messages * self.gpu.host_transfer
         self.sent[kind, dim, distance] += nbytes
         return self.begin(kind, dim, nbytes, distance)
 
     def begin(self, kind: str, dim: str, nbytes: int, distance: int = 1) -> float:
         """When a transfer that begins now is over: after the one before it on its communicator."""
         price = self.network.price(kind, self.mesh, dim, distance)
-        begin = max(self.now, self.last.get(dim, 0.0)) + self.launch
+        begin = max(self.now, self.host, self.last.get(dim, 0.0)) + self.launch
         free = self.free
         for level, _ in price.seconds:
             if free.get(level, 0.0) > begin:
@@ -114,6 +125,8 @@ class Tally:
         end += price.latency
         self.last[dim] = end
         self.transfers += end - begin
+        if price.share:
+            self.slowing[end] = begin, price.share
         return end
 
     def start_each(self, dim: str, sizes: Sequence[int], into: Sequence[int], distance: int):
@@ -128,10 +141,15 @@ class Tally:
             if pair != (0, 0):
                 self.batches[index] += 1
         most = max(sizes)
+        self.host += 2 * self.gpu.host_transfer
         return self.begin("shift", dim, most, distance) if most else self.now
 
     def wait(self, end: float) -> None:
-        """A transfer must be over."""
+        """A transfer must be over; it has slowed what was computed meanwhile."""
+        slowing = self.slowing.pop(end, None)
+        if slowing is not None:
+            begin, share = slowing
+            self.now += share * max(0.0, min(end, self.now) - begin)
         if end > self.now:
             self.now = end
 

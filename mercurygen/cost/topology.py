@@ -48,6 +48,10 @@ GPU_NUMBERS = {
 GPU_OPTIONAL = {
     "gradient_efficiency": _attention_fraction,
     "softmax_rate": _rate,
+    "block_start": _count,
+    "gradient_start": _count,
+    "causal_tail": Quantity(_PLAIN, 0.01, 1.0, "from 0.01 to 1"),
+    "matmul_efficiency": _fraction,
     "hbm_efficiency": _fraction,
     "host_launch": _latency,
     "host_transfer": _latency,
@@ -83,10 +87,17 @@ class Gpu:
         gradient_efficiency: the same of those of its gradient; by default 0.8 of that.
         softmax_rate: scores a second that its softmax does beside the products (the part that they
             do not hide); by default 3e10 for each SM.
+        block_start: what a thread block of that attention does before and after its loop over keys,
+            in keys; by default 100.
+        gradient_start: the same of its gradient, in queries; by default 258.
+        causal_tail: the part of its longest thread block that a causal one waits for in the end; by
+            default 1: the longest blocks are launched last.
+        matmul_efficiency: fraction of a peak at which any other matrix product runs; by default
+            0.7.
         hbm_efficiency: fraction of hbm_bandwidth that element-wise kernels reach; by default 0.9.
         host_launch: time of the host for one kernel, s; by default launch_latency.
-        host_transfer: time of the host for one message or collective, s; by default
-            launch_latency.
+        host_transfer: time of the host for one message of a batch, or one collective, s; by
+            default launch_latency.
     """
 
     name: str
@@ -100,6 +111,10 @@ class Gpu:
     attention_efficiency: float
     gradient_efficiency: float
     softmax_rate: float
+    block_start: int
+    gradient_start: int
+    causal_tail: float
+    matmul_efficiency: float
     hbm_efficiency: float
     host_launch: float
     host_transfer: float
@@ -278,6 +293,10 @@ def _gpu(section: Section) -> tuple[Gpu, list[tuple[str, str, str]]]:
     defaults = {
         "gradient_efficiency": 0.8 * numbers["attention_efficiency"],
         "softmax_rate": 3e10 * numbers["sms"],
+        "block_start": 100,
+        "gradient_start": 258,
+        "causal_tail": 1.0,
+        "matmul_efficiency": 0.7,
         "hbm_efficiency": 0.9,
         "host_launch": numbers["launch_latency"],
         "host_transfer": numbers["launch_latency"],
