@@ -94,11 +94,12 @@ def priced(
         topology = machines.machine(*machine)
     except UserError as error:
         return error.message
-    mesh = named.mesh_of(name, ulysses, ring, machine[2])
-    if isinstance(mesh, str):
-        return mesh
-    network, total = Network(topology, tuple(x.size for x in topology.levels)), 0.0
-    for plan in named.plans(name, problem, mesh, order, way):
+    found = named.named(name, ulysses, ring, order, problem.kv_heads, machine[2])
+    if isinstance(found, str):
+        return found
+    group = tuple(level.size for level in topology.levels)
+    network, total = Network(topology, group, seats=found.seats), 0.0
+    for plan in named.plans(found, problem, order, way):
         if isinstance(plan, Refusal):
             return f"{plan.slug}: {plan.explain()[0]}"
         total += simulate(plan, network, load(plan.program.operator)).time

@@ -1,7 +1,8 @@
-"""The plans of a published design: its directives on a mesh of its degrees, forward and backward."""
+"""The plans of a published design: its directives on a mesh of its degrees, both passes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isqrt
 
 from mercurygen.designs import patterns
@@ -28,7 +29,7 @@ GOING = {("k", "v"): ("k", "v"), ("q",): ("q", "do", "lse", "delta")}  # in the 
 HOME = {("k", "v"): ("dk", "dv"), ("q",): ("dq",)}
 SAVED, HANDED = ("q", "k", "v", "lse"), ("out", "do", "dq", "dk", "dv")
 
-Found = Plan | Refusal | str
+Found = Plan | Refusal
 
 
 def known() -> tuple[str, ...]:
@@ -36,34 +37,65 @@ def known() -> tuple[str, ...]:
     return (LOCAL, *patterns.names())
 
 
-def mesh_of(design: str, ulysses: int, ring: int, nodes: int) -> Mesh | str:
-    """The dimensions that a design's roles have, or why it cannot have them.
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A design on a mesh.
+
+    Attributes:
+        mesh: a dimension for each role.
+        body: directives, in the forward.
+        seats: of every rank its place on the machine: ranks that split heads sit side by side.
+    """
+
+    mesh: Mesh
+    body: tuple[Directive, ...]
+    seats: tuple[int, ...]
+
+
+def named(
+    design: str, ulysses: int, ring: int, order: str, kv_heads: int, nodes: int
+) -> Named | str:
+    """A design with these degrees, or why it cannot have them.
 
     A double ring goes around within a node and then from node to node; where its ring has one rank
-    in each node, in windows as near to square as divides.
+    in each node, in windows as near to square as divides. Tokens are striped over the ring, so the
+    ranks that split heads come first then: their tokens together are evenly spaced too.
     """
     if design == LOCAL:
-        return Mesh(())
-    roles = patterns.get(design).roles
-    heads = [ulysses] if roles[-1] == "heads" else []
+        return Named(Mesh(()), (), ())
+    pattern = patterns.get(design)
+    roles, body = pattern.roles, pattern.directives
+    heads = (ulysses,) if roles[-1] == "heads" else ()
     rest = len(roles) - len(heads)
     if (ulysses > 1) != bool(heads) or (ring > 1) != bool(rest):
         return f"{design} of ulysses {ulysses}, ring {ring}"
-    if rest < 2:
-        sizes = [ring] * rest + heads
-    else:
-        outer = next(n for n in range(isqrt(ring), 0, -1) if ring % n == 0)
-        if nodes < ring and ring % nodes == 0 and nodes > 1:
-            outer = nodes
-        sizes = [outer, ring // outer, *heads]
+    sizes = (*_rings(ring, nodes, rest), *heads)
     if 1 in sizes:
         return f"{design} on a ring of {ring}"
-    return Mesh(tuple(map(Dim, roles, sizes)))
+    if roles == ("heads",) and kv_heads % ulysses and ulysses % kv_heads == 0:
+        queries = Dim("queries", ulysses // kv_heads)
+        grouped = Parallelize("G", ("queries",)), Shard(("k", "v"), "S_kv", ("queries",))
+        mesh = Mesh((queries, Dim("heads", kv_heads)))
+        return Named(mesh, (*body, *grouped), tuple(range(ulysses)))
+    dims = tuple(map(Dim, roles, sizes))
+    if order != "striped" or not heads or not rest:
+        return Named(Mesh(dims), body, tuple(range(ulysses * ring)))
+    seats = tuple(other * ulysses + head for head in range(ulysses) for other in range(ring))
+    return Named(Mesh((dims[-1], *dims[:-1])), body, seats)
 
 
-def plans(design: str, problem: Problem, mesh: Mesh, order: str, way: str) -> list[Found]:
+def _rings(ring: int, nodes: int, count: int) -> tuple[int, ...]:
+    if count < 2:
+        return (ring,) * count
+    outer = next(n for n in range(isqrt(ring), 0, -1) if ring % n == 0)
+    if 1 < nodes < ring and ring % nodes == 0:
+        outer = nodes
+    return outer, ring // outer
+
+
+def plans(design: Named, problem: Problem, order: str, way: str) -> list[Found]:
     """What a pass runs: the forward's plan, the backward's, or both."""
-    body = () if design == LOCAL else patterns.get(design).on(mesh)
+    mesh, body = design.mesh, design.body
     found: list[Found] = []
     if way != "bwd":
         found.append(_forward(problem, mesh, order, body))
@@ -84,7 +116,11 @@ def _backward(problem: Problem, mesh: Mesh, order: str, body: tuple[Directive, .
     split = {dim: d.axis for d in body if isinstance(d, Parallelize) for dim in d.dims}
     inner = tuple(dim for dim in mesh.names if split[dim] == "H")
     outer = tuple(dim for dim in mesh.names if dim not in inner)
-    pins = [Pin(HANDED, SEQUENCE, mesh.names), Pin(SAVED, SEQUENCE, outer), Pin(SAVED, "H", inner)]
+    pins = [Pin(HANDED, SEQUENCE, mesh.names), Pin(SAVED, "H", inner)]
+    if "queries" in outer:
+        pins += [Pin(("q", "lse"), "G", outer), Pin(("k", "v"), SEQUENCE, outer)]
+    else:
+        pins.append(Pin(SAVED, SEQUENCE, outer))
     frame = [OrderTokens(SEQUENCE, order, mesh.names), *(pin for pin in pins if pin.dims)]
     moves: list[Directive] = []
     for d in body:

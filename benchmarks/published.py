@@ -71,8 +71,9 @@ class Row:
 
     @property
     def configuration(self) -> tuple:
-        """What it is ranked by."""
-        return self.design, self.ulysses, self.ring, self.order
+        """What it is ranked by: where no ring goes around, every order is the same schedule."""
+        order = self.order if self.ring > 1 else ""
+        return self.design, self.ulysses, self.ring, order
 
 
 @dataclass(frozen=True, slots=True)

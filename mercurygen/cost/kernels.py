@@ -199,7 +199,7 @@ class Kernels:
         longest = -(-width // TILE) * TILE + start
         loops = -(-blocks // sms) * longest
         if causal:
-            mean = (height + TILE) / 2 + start
+            mean = (width + TILE) / 2 + start  # half of what a tile of any shape has
             loops = min(loops, max(longest, blocks * mean / sms + tail * longest))
         return loops * TILE * sms * score
 

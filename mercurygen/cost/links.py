@@ -74,16 +74,23 @@ class Price:
 class Network:
     """The links of a topology as a group's ranks use them."""
 
-    def __init__(self, topology: Topology, group: tuple[int, ...], tp: int = 1) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        group: tuple[int, ...],
+        tp: int = 1,
+        seats: tuple[int, ...] = (),
+    ) -> None:
         """
         Args:
             topology: the machine.
             group: ranks per level, outermost first.
             tp: tensor-parallel ranks beside each rank, on the innermost level.
+            seats: of every rank its place in the group, row-major; by default its number.
         """
         self.topology, self.group, self.tp = topology, group, tp
         self.size = prod(group)
-        self.places = [self._place(rank) for rank in range(self.size)]
+        self.places = [self._place(seat) for seat in seats or range(self.size)]
         self.gpus = [self._gpu(place) for place in self.places]
         self.resources: dict[Key, int] = {}
         self.levels: list[int] = []  # of each resource
@@ -99,11 +106,11 @@ class Network:
             (i, level.name) for i, level in enumerate(topology.levels) if group[i] > 1
         )
 
-    def _place(self, rank: int) -> tuple[int, ...]:
+    def _place(self, seat: int) -> tuple[int, ...]:
         """Index on every level; siblings of tensor parallelism lie between our ranks."""
         place = []
         for size in reversed(self.group):
-            rank, index = divmod(rank, size)
+            seat, index = divmod(seat, size)
             place.append(index)
         place[0] *= self.tp
         return tuple(reversed(place))
@@ -254,6 +261,7 @@ class Network:
     def _swap(self, members: tuple[int, ...]) -> Load:
         """Every pair directly, all at the same time (NCCL's all-to-all: grouped sends)."""
         n = len(members)
+        left = [x.swap_efficiency if n > 2 else 1.0 for x in self.topology.levels]
         latency = share = 0.0
         seconds: Counter[int] = Counter()
         sent: Counter[tuple[int, int]] = Counter()
@@ -264,7 +272,7 @@ class Network:
                     latency, share = max(latency, path.latency), max(share, path.share)
                     sent[a, path.level] += self.size // n * self.size
                     for resource, per_byte in path.seconds:
-                        seconds[resource] += per_byte / n
+                        seconds[resource] += per_byte / n / left[self.levels[resource]]
         return Load(latency, tuple(sorted(seconds.items())), _flat(sent), share)
 
     # --- along a dimension --------------------------------------------------------------------

@@ -64,7 +64,7 @@ LEVEL_NUMBERS = {
     "port_gpus": _count,
     "port_bandwidth": _bandwidth,
 }
-LEVEL_OPTIONAL = {"sms": _count, "base_latency": _latency}
+LEVEL_OPTIONAL = {"sms": _count, "base_latency": _latency, "swap_efficiency": _fraction}
 
 Rows = tuple[tuple[str, str, str], ...]
 
@@ -137,6 +137,8 @@ class Level:
         duplex: "full", or "half" if the two directions share the bandwidth.
         sms: streaming multiprocessors that a rank's transfers keep busy; by default none.
         base_latency: of one operation, whatever its number of steps, s; by default none.
+        swap_efficiency: fraction of that bandwidth that is left when a GPU sends to several others
+            at a time, as in an all-to-all of more than two; by default all of it.
     """
 
     name: str
@@ -151,6 +153,7 @@ class Level:
     duplex: str
     sms: int = 0
     base_latency: float = 0.0
+    swap_efficiency: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
