@@ -135,8 +135,6 @@ def _backward(problem: Problem, mesh: Mesh, order: str, body: tuple[Directive, .
     return _plan("attention_backward", problem, mesh, (*frame, *moves))
 
 
-def _plan(
-    operator: str, problem: Problem, mesh: Mesh, directives: tuple[Directive, ...]
-) -> Found:
+def _plan(operator: str, problem: Problem, mesh: Mesh, directives: tuple[Directive, ...]) -> Found:
     program = attempt(start(load(operator), problem, mesh), directives)
     return program if isinstance(program, Refusal) else lower(program)

@@ -115,7 +115,9 @@ def _row(place: str, fields: dict[str, str], way: str) -> Row | Skipped:
     def of(key: str, known: tuple[str, ...]) -> str:
         value = fields[key]
         if value not in known:
-            raise UserError("published-value", f"{place}: {key} {value!r}", help=closest(value, known))
+            raise UserError(
+                "published-value", f"{place}: {key} {value!r}", help=closest(value, known)
+            )
         return value
 
     of(way, PASSES)

@@ -177,9 +177,7 @@ class Kernels:
         score = flops / (self.flops * gpu.attention_efficiency) + 1 / gpu.softmax_rate
         return self._waves(heads, height, width, score, causal, gpu.block_start, gpu.causal_tail)
 
-    def gradient_grid(
-        self, heads: int, height: int, width: int, flops: int, causal: bool
-    ) -> float:
+    def gradient_grid(self, heads: int, height: int, width: int, flops: int, causal: bool) -> float:
         """The same of its gradient: thread blocks of columns that go over rows."""
         gpu = self.gpu
         score = flops / (self.flops * gpu.gradient_efficiency) + 1 / gpu.softmax_rate

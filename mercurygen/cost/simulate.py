@@ -5,7 +5,8 @@ dimension (a communicator). An operation is ready when the stream has come to it
 it is over; a collective starts when all members are ready, a message when both ends are. It then
 takes every resource on its way as soon as all are free, in the order of being ready, and the SMs
 that move it are missing to what is computed meanwhile. The host launches kernels and transfers in
-order, without waiting for any; the stream is never ahead of it. Ranks that differ only along dimensions on which nothing depends share a trace.
+order, without waiting for any; the stream is never ahead of it. Ranks that differ only along
+dimensions on which nothing depends share a trace.
 """
 
 from __future__ import annotations

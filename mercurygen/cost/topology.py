@@ -213,29 +213,6 @@ def sources(name_or_path: str) -> Rows:
     return _read(name_or_path)[1]
 
 
-def describe(topology: Topology, sources: Rows) -> str:
-    """The topology for a terminal: levels as a tree, then the GPU, each number with its source."""
-    head = f"{topology.name}: {topology.about}"
-    lines = [head, f"{topology.size} GPUs, {topology.digest}", ""]
-    widest = max(len(value) for _, value, _ in sources)
-    for depth, level in enumerate(topology.levels):
-        margin = "  " * depth
-        share = "full duplex" if level.duplex == "full" else "half duplex"
-        lines.append(f"{margin}{level.name}={level.size}  {level.link}, {level.fabric}, {share}")
-        lines += _table(sources, f"level.{level.name}.", margin, widest)
-    return "\n".join([*lines, "", topology.gpu.name, *_table(sources, "gpu.", "", widest)])
-
-
-def _table(sources: Rows, prefix: str, margin: str, widest: int) -> list[str]:
-    every = (*GPU_NUMBERS, *GPU_OPTIONAL, *LEVEL_NUMBERS, *LEVEL_OPTIONAL)
-    width = max(map(len, every))
-    return [
-        f"{margin}  {key.removeprefix(prefix):{width}}  {value:>{widest}}  {source}"
-        for key, value, source in sources
-        if key.startswith(prefix)
-    ]
-
-
 def _shipped_folder() -> Any:
     from importlib.resources import files  # here: its import takes longer than reading a file
 
@@ -347,4 +324,12 @@ def _check_level(section: Section, level: Level, levels: list[Level], index: int
     if level.port_bandwidth < level.bandwidth:
         message = f"{section.label('port_bandwidth')} is less than `bandwidth`"
         help = "a GPU cannot send faster than its port: lower `bandwidth` to it"
+        raise section.error("port", "port_bandwidth", message, help)
+    most = level.port_gpus * level.bandwidth
+    if level.port_bandwidth > most * (1 + 1e-9):
+        message = (
+            f"{section.label('port_bandwidth')} is more than its port_gpus={level.port_gpus} of "
+            f"{level.bandwidth / 1e9:g} GB/s can use"
+        )
+        help = f"at most {most / 1e9:g} GB/s, or more GPUs for the port"
         raise section.error("port", "port_bandwidth", message, help)
