@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -12,7 +13,7 @@ from mercurygen.check.traffic import measure
 from mercurygen.cost import closed
 from mercurygen.cost.body import body_of
 from mercurygen.cost.kernels import Kernels
-from mercurygen.cost.links import Network
+from mercurygen.cost.links import Network, regime
 from mercurygen.cost.report import Cost
 from mercurygen.cost.rings import NoForm
 from mercurygen.cost.simulate import distinct_ranks, simulate
@@ -140,10 +141,24 @@ def test_times_of_reductions() -> None:
     assert busiest == pytest.approx(
         {"all-gather": 7, "reduce-scatter": 7 / 8, "all-reduce": 7 / 4, "broadcast": 1}
     )
-    one = level.base_latency + 7 * level.latency
-    assert {kind: load.latency for kind, load in loads.items()} == pytest.approx(
-        {"all-gather": one, "reduce-scatter": one, "all-reduce": 2 * one, "broadcast": one}
-    )
+    for kind, hops in (("all-gather", 7), ("reduce-scatter", 7), ("all-reduce", 14)):
+        assert loads[kind].latency == pytest.approx(level.base_latency + hops * level.latency)
+        assert loads[kind].small == pytest.approx(level.base_latency + hops * level.small_latency)
+    assert loads["broadcast"].latency == loads["all-gather"].latency
+
+
+def test_little_data_goes_by_the_protocol_that_is_done_first() -> None:
+    """Half the bandwidth, and a fraction of the latency; without such a protocol, never."""
+    topology = machine("h100x8", (8,))
+    level = topology.levels[0]
+    load = Network(topology, (8,)).load("all-gather", tuple(range(8)))
+    per_byte = max(s for _, s in load.seconds)
+    even = 7 * (level.latency - level.small_latency) / per_byte  # bytes where both take as long
+    assert regime(load, 0.9 * even) == (load.small, 2.0)
+    assert regime(load, 1.1 * even) == (load.latency, 1.0)
+    without = replace(topology, levels=(replace(level, small_latency=None),))
+    load = Network(without, (8,)).load("all-gather", tuple(range(8)))
+    assert regime(load, 1) == (load.latency, 1.0)
 
 
 def test_gradient_does_five_products_for_two() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mercurygen.cost import validated
-from mercurygen.cost.links import Network
+from mercurygen.cost.links import Network, regime
 from mercurygen.cost.simulate import simulate
 from mercurygen.errors import UserError
 from mercurygen.ir.problem import Problem, Sizes
@@ -26,7 +26,7 @@ import machines  # noqa: E402
 import named  # noqa: E402
 import published  # noqa: E402
 
-DATA = ROOT / "benchmarks" / "data" / "published_attention.csv"
+DATA = cost_model.DATA
 
 
 @cache
@@ -211,6 +211,24 @@ def test_shipped_topologies_are_composed_of_the_parts() -> None:
     for name, text in machines.shipped().items():
         assert (machines.SHIPPED / f"{name}.toml").read_text(encoding="utf-8") == text
     assert {path.stem for path in machines.SHIPPED.glob("*.toml")} == set(machines.shipped())
+
+
+def test_nccl_on_eight_h100() -> None:
+    """Gathers and reduce-scatters of 1 to 512 MiB; all-reduces go by NVLS, which is not modelled."""
+    network, errors = Network(machines.machine("H100", 8, 1), (8,)), []
+    with DATA.with_name("nccl_collectives.csv").open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            whole = int(row["M"]) * int(row["N"]) * 2
+            if row["op"] == "all-reduce":
+                continue
+            load = network.load(row["op"], tuple(range(8)))
+            sent = whole / 8 if row["op"] == "all-gather" else whole
+            latency, slower = regime(load, sent)
+            spent = latency + slower * sent * max(per_byte for _, per_byte in load.seconds)
+            spent += network.topology.gpu.launch_latency
+            errors.append(abs(spent / (float(row["value"]) * 1e-6) - 1))
+    assert len(errors) == 20
+    assert sorted(errors)[10] < 0.07 and max(errors) < 0.25
 
 
 # --- the validated range ------------------------------------------------------------------------

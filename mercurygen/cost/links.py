@@ -1,7 +1,9 @@
 """Where a group's ranks sit, which links a transfer occupies, and for how long.
 
 A transfer occupies every resource on its way for bytes / bandwidth, and is complete a latency
-later (the split of TACCL's alpha and beta). Resources of a level are the way out of and into
+later (the split of TACCL's alpha and beta). Where a link has a protocol for little data, which
+arrives sooner at half the bandwidth, a transfer goes by the one that is done first. Resources of a
+level are the way out of and into
 each GPU, and the ports that several GPUs share. The groups beside ours (the rest of the machine,
 and tensor-parallel siblings) do the same at the same time: on a shared port our bytes count as
 many times as it has GPUs for each of ours.
@@ -11,12 +13,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 from mercurygen.cost.topology import Level, Topology
 from mercurygen.ir.mesh import Mesh
 
 Key = tuple  # (level, what, which)
+SMALL = 2.0  # LL sends a flag beside as much data (NCCL src/graph/tuning.cc: half the bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,14 @@ class Path:
     Attributes:
         level: index of the outermost level where they differ: the one they cross.
         latency: s.
+        small: s, by the protocol for little data.
         seconds: (resource, s per byte) of each on the way.
         share: part of a GPU's SMs that the transfer keeps busy.
     """
 
     level: int
     latency: float
+    small: float
     seconds: tuple[tuple[int, float], ...]
     share: float
 
@@ -42,6 +47,7 @@ class Load:
 
     Attributes:
         latency: s, beside what the bytes take.
+        small: s, by the protocol for little data.
         seconds: (resource, s per byte of one rank's source buffer).
         sent: (rank, level, share): what a rank sends over a level, in units of its source
             buffer divided by the square of the number of ranks of the whole mesh.
@@ -49,6 +55,7 @@ class Load:
     """
 
     latency: float
+    small: float
     seconds: tuple[tuple[int, float], ...]
     sent: tuple[tuple[int, int, int], ...]
     share: float
@@ -60,12 +67,14 @@ class Price:
 
     Attributes:
         latency: s.
+        small: s, by the protocol for little data.
         seconds: per level, s per byte on its busiest resource.
         sent: the same shares as of Load, of all groups.
         share: part of a GPU's SMs that it keeps busy.
     """
 
     latency: float
+    small: float
     seconds: tuple[tuple[int, float], ...]
     sent: tuple[tuple[int, int, int], ...]
     share: float
@@ -147,11 +156,20 @@ class Network:
             here, there = self.places[source], self.places[target]
             crossed = next(i for i, (a, b) in enumerate(zip(here, there, strict=True)) if a != b)
             seconds = self._crossing(crossed, source, target) + self._tree(crossed, source, target)
-            level = self.topology.levels[crossed]
-            latency = level.latency + level.base_latency
-            found = Path(crossed, latency, tuple(seconds), self.share(crossed))
+            waits = self._latency([crossed], [crossed])
+            found = Path(crossed, *waits, tuple(seconds), self.share(crossed))
             self._paths[source, target] = found
         return found
+
+    def _latency(self, hops: list[int], crossed: list[int], times: int = 1) -> tuple[float, float]:
+        """Of hops over some levels, one after the other; and by the protocol for little data."""
+        levels = self.topology.levels
+        base = max(levels[i].base_latency for i in crossed)
+        slow = [levels[i].latency for i in hops]
+        if any(levels[i].small_latency is None for i in crossed):
+            return base + times * sum(slow), inf
+        quick = sum(levels[i].small_latency or 0.0 for i in hops)
+        return base + times * sum(slow), base + times * quick
 
     def share(self, index: int) -> float:
         """Part of a GPU's SMs that transfers over a level keep busy."""
@@ -219,7 +237,15 @@ class Network:
         fill = n - 1 if kind == "broadcast" else n / times
         seconds = tuple((resource, per_byte / fill) for resource, per_byte in whole.seconds)
         sent = tuple((rank, level, share * times // n) for rank, level, share in whole.sent)
-        return Load(whole.latency * times, seconds, sent, whole.share)
+        waits = self._hops([self.path(a, b).level for a, b in _ring(members)], times)
+        return Load(*waits, seconds, sent, whole.share)
+
+    def _hops(self, levels: list[int], times: int) -> tuple[float, float]:
+        """Latencies of so many times around a ring, but for its most expensive edge."""
+        dearest = max(levels, key=lambda i: self.topology.levels[i].latency)
+        hops = list(levels)
+        hops.remove(dearest)
+        return self._latency(hops, levels, times)
 
     def _gather(self, members: tuple[int, ...]) -> Load:
         """NCCL's ring (src/graph/tuning.cc): n - 1 steps, and n - 1 latencies.
@@ -229,10 +255,7 @@ class Network:
         than there are.
         """
         n = len(members)
-        edges = [self.path(a, members[(i + 1) % n]) for i, a in enumerate(members)]
-        levels = [self.topology.levels[edge.level] for edge in edges]
-        latency = sum(x.latency for x in levels) - max(x.latency for x in levels)
-        latency += max(x.base_latency for x in levels)
+        edges = [self.path(a, b) for a, b in _ring(members)]
         seconds: Counter[int] = Counter()
         sent: Counter[tuple[int, int]] = Counter()
         for index in sorted({edge.level for edge in edges}):
@@ -256,13 +279,14 @@ class Network:
             for a in members:
                 sent[a, index] += (n - 1) * count * (self.size // n) * self.size
         share = max(edge.share for edge in edges)
-        return Load(latency, tuple(sorted(seconds.items())), _flat(sent), share)
+        waits = self._hops([edge.level for edge in edges], 1)
+        return Load(*waits, tuple(sorted(seconds.items())), _flat(sent), share)
 
     def _swap(self, members: tuple[int, ...]) -> Load:
         """Every pair directly, all at the same time (NCCL's all-to-all: grouped sends)."""
         n = len(members)
         left = [x.swap_efficiency if n > 2 else 1.0 for x in self.topology.levels]
-        latency = share = 0.0
+        latency = small = share = 0.0
         seconds: Counter[int] = Counter()
         sent: Counter[tuple[int, int]] = Counter()
         for a in members:
@@ -270,10 +294,11 @@ class Network:
                 if a != b:
                     path = self.path(a, b)
                     latency, share = max(latency, path.latency), max(share, path.share)
+                    small = max(small, path.small)
                     sent[a, path.level] += self.size // n * self.size
                     for resource, per_byte in path.seconds:
                         seconds[resource] += per_byte / n / left[self.levels[resource]]
-        return Load(latency, tuple(sorted(seconds.items())), _flat(sent), share)
+        return Load(latency, small, tuple(sorted(seconds.items())), _flat(sent), share)
 
     # --- along a dimension --------------------------------------------------------------------
 
@@ -303,13 +328,14 @@ class Network:
         return found
 
     def _price(self, kind: str, members: list[tuple[int, ...]], distance: int) -> Price:
-        latency = share = 0.0
+        latency = small = share = 0.0
         seconds: Counter[int] = Counter()
         sent: list[tuple[int, int, int]] = []
         for group in members:
             shift = kind == "shift"
             for load in self._shift(group, distance) if shift else (self.load(kind, group),):
                 latency, share = max(latency, load.latency), max(share, load.share)
+                small = max(small, load.small)
                 sent += load.sent
                 for resource, per_byte in load.seconds:
                     seconds[resource] += per_byte
@@ -317,7 +343,7 @@ class Network:
         for resource, per_byte in seconds.items():
             level = self.levels[resource]
             worst[level] = max(per_byte, worst.get(level, 0.0))
-        return Price(latency, tuple(sorted(worst.items())), tuple(sent), share)
+        return Price(latency, small, tuple(sorted(worst.items())), tuple(sent), share)
 
     def _shift(self, members: tuple[int, ...], distance: int) -> list[Load]:
         """Each rank to the one that many places further."""
@@ -325,8 +351,22 @@ class Network:
         for i, a in enumerate(members):
             path = self.path(a, members[(i + distance) % len(members)])
             sent = ((a, path.level, self.size**2),)
-            loads.append(Load(path.latency, path.seconds, sent, path.share))
+            loads.append(Load(path.latency, path.small, path.seconds, sent, path.share))
         return loads
+
+
+def regime(load: Path | Load | Price, nbytes: float) -> tuple[float, float]:
+    """Latency, and how many times as long the bytes take, by the protocol that is done first."""
+    if load.small == inf:
+        return load.latency, 1.0
+    busiest = nbytes * max((per_byte for _, per_byte in load.seconds), default=0.0)
+    if load.small + SMALL * busiest < load.latency + busiest:
+        return load.small, SMALL
+    return load.latency, 1.0
+
+
+def _ring(members: tuple[int, ...]) -> list[tuple[int, int]]:
+    return list(zip(members, (*members[1:], members[0]), strict=True))
 
 
 def groups(mesh: Mesh, dim: str) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added, seconds
-from mercurygen.cost.links import Network
+from mercurygen.cost.links import Network, regime
 from mercurygen.cost.report import Cost, Times
 from mercurygen.cost.traffic import Totals
 from mercurygen.errors import InternalError
@@ -196,10 +196,11 @@ class _Simulation:
         for resource, _ in load.seconds:
             begin = max(begin, self.free.get(resource, 0.0))
         end = begin
+        latency, slower = regime(load, nbytes)
         for resource, per_byte in load.seconds:
-            self.free[resource] = begin + nbytes * per_byte
+            self.free[resource] = begin + nbytes * per_byte * slower
             end = max(end, self.free[resource])
-        end += load.latency
+        end += latency
         shift = not hasattr(load, "sent")
         whole = self.network.size**2
         sent = ((members[0], load.level, whole),) if shift else load.sent

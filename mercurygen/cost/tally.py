@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from operator import add, sub
 
 from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added, seconds
-from mercurygen.cost.links import Network
+from mercurygen.cost.links import Network, regime
 from mercurygen.cost.report import Traffic
 from mercurygen.ir.mesh import Mesh
 
@@ -118,11 +118,13 @@ class Tally:
             if free.get(level, 0.0) > begin:
                 begin = free[level]
         end = begin
+        latency, slower = regime(price, nbytes)
+        nbytes *= slower
         for level, per_byte in price.seconds:
             free[level] = over = begin + nbytes * per_byte
             if over > end:
                 end = over
-        end += price.latency
+        end += latency
         self.last[dim] = end
         self.transfers += end - begin
         if price.share:

@@ -64,7 +64,12 @@ LEVEL_NUMBERS = {
     "port_gpus": _count,
     "port_bandwidth": _bandwidth,
 }
-LEVEL_OPTIONAL = {"sms": _count, "base_latency": _latency, "swap_efficiency": _fraction}
+LEVEL_OPTIONAL = {
+    "sms": _count,
+    "base_latency": _latency,
+    "small_latency": _latency,
+    "swap_efficiency": _fraction,
+}
 
 Rows = tuple[tuple[str, str, str], ...]
 
@@ -137,6 +142,8 @@ class Level:
         duplex: "full", or "half" if the two directions share the bandwidth.
         sms: streaming multiprocessors that a rank's transfers keep busy; by default none.
         base_latency: of one operation, whatever its number of steps, s; by default none.
+        small_latency: of one transfer by a protocol for little data, at half the bandwidth (NCCL's
+            LL), s; by default there is none.
         swap_efficiency: fraction of that bandwidth that is left when a GPU sends to several others
             at a time, as in an all-to-all of more than two; by default all of it.
     """
@@ -153,6 +160,7 @@ class Level:
     duplex: str
     sms: int = 0
     base_latency: float = 0.0
+    small_latency: float | None = None
     swap_efficiency: float = 1.0
 
 
