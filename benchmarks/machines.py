@@ -23,8 +23,17 @@ from mercurygen.errors import UserError
 SHIPPED = Path(topology.__file__).parents[1] / "topologies"
 GPU_KEYS = (*topology.GPU_NUMBERS, *topology.GPU_OPTIONAL)
 LEVEL_KEYS = (*topology.LEVEL_NUMBERS, *topology.LEVEL_OPTIONAL)
-FORMS = {"FA2": ("fa2", "flash_attn2", "flashattention-2"), "FA3": ("fa3", "flashattention-3")}
-FORMS |= {"FA4": ("fa4", "flashattention-4")}
+KERNELS = {  # what calls an attention kernel so, the oldest first
+    "cuDNN": ("cudnn",),
+    "FA2": ("fa2", "flash_attn2", "flashattention-2"),
+    "FA3": ("fa3", "flashattention-3"),
+    "FA4": ("fa4", "flashattention-4"),
+}
+SAME_CORE = {"H100": ("H800", "H200"), "B200": ("GB200",)}
+NO_MATTER = {  # words beside a GPU's name that say what its box has anyway
+    *("nvlink", "nvswitch", "sxm", "sxm4", "sxm5", "80gb", "80", "dgx", "hgx", "infiniband", "ib"),
+    *("infinity", "fabric", "nvl72", "hbm2e", "hbm3", "hbm3e", "multi", "node", "nodes"),
+}
 
 Part = dict[str, Any]
 Placed = tuple[str, int, str, int]  # name, size, link, GPUs that share a port
@@ -53,22 +62,29 @@ def box_of(hardware: str) -> str:
         UserError: `unknown-gpu`.
     """
     words = re.sub(r"^\s*\d+\s*x\s*", "", hardware)
-    wanted = _plain(words)
     for name, box in parts()["box"].items():
-        if wanted in map(_plain, box["names"]):
+        if _plain(words) in map(_plain, box["names"]):
             return name
     known = ", ".join(name for box in parts()["box"].values() for name in box["names"][:1])
     raise UserError("unknown-gpu", f"no such GPU: {words}; known: {known}")
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]+", " ", name).strip().lower()
+def _plain(name: str) -> frozenset[str]:
+    return frozenset(re.split(r"[\s_-]+", name.strip().lower())) - NO_MATTER
 
 
 def kernel_of(text: str) -> str | None:
-    """The attention kernel that some words name, the newest of several."""
-    found = [kernel for kernel, words in FORMS.items() if any(w in text.lower() for w in words)]
-    return found[-1] if found else None
+    """The attention kernel that some words name, the newest of several.
+
+    Where they say what the baselines run, it is that.
+    """
+    text = text.lower()
+    baselines = re.search(r"\bbaselines? ([\w-]+)", text)
+    for said in ([baselines[1]] if baselines else []) + [text]:
+        found = [kernel for kernel, words in KERNELS.items() if any(w in said for w in words)]
+        if found:
+            return found[-1]
+    return None
 
 
 def machine(hardware: str, gpus: int, nodes: int, kernel: str | None = None) -> Topology:
@@ -125,9 +141,6 @@ def _kernel(kernel: str | None, kind: str) -> Part:
         if kind.startswith((like, *SAME_CORE.get(like, ()))):
             return numbers
     raise UserError("unknown-kernel", f"no figures of {kernel} on {kind}")
-
-
-SAME_CORE = {"H100": ("H800", "H200"), "B200": ("GB200",)}
 
 
 def _level(name: str, size: int, link: Part, shared: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,9 @@ class Row:
         gpus: number of them.
         nodes: that they are on.
         problem: sizes over all ranks.
-        documents: whether several are packed in a sequence, of lengths that no column has.
+        documents: whether several are packed in a sequence.
+        live: part of the whole sequence's scores that is left by them, if the note has their
+            ends (`[0,4096,8192]`; of several lists in turn the mean); else None.
         way: "fwd", "bwd" or "fwd_bwd".
         seconds: of one pass.
         design: a name of ours, or "local".
@@ -55,6 +58,7 @@ class Row:
     nodes: int
     problem: Problem
     documents: bool
+    live: float | None
     way: str
     seconds: float
     design: str
@@ -150,6 +154,7 @@ def _row(place: str, fields: dict[str, str], way: str) -> Row | Skipped:
         nodes=number["n_nodes"],
         problem=problem,
         documents=fields["op"] == "attention_varlen",
+        live=live_of(fields["note"]) if fields["op"] == "attention_varlen" else 1.0,
         way=fields[way],
         seconds=_seconds(place, fields, problem, fields[way], number["n_gpus"]),
         design=fields["design"].replace("_", "-"),
@@ -158,6 +163,18 @@ def _row(place: str, fields: dict[str, str], way: str) -> Row | Skipped:
         order=of("order", ORDERS),
         words=f"{fields['algorithm']} {fields['note']}",
     )
+
+
+def live_of(note: str) -> float | None:
+    """Part of the scores of a sequence that its documents leave, by lists of their ends."""
+    shares = []
+    for ends in re.findall(r"\[(0(?:,\d+)+)\]", note.replace(" ", "")):
+        places = [int(end) for end in ends.split(",")]
+        if sorted(set(places)) != places:
+            return None
+        sizes = [b - a for a, b in zip(places, places[1:], strict=False)]
+        shares.append(sum(size * size for size in sizes) / places[-1] ** 2)
+    return sum(shares) / len(shares) if shares else None
 
 
 COUNTS = (
