@@ -28,6 +28,7 @@ from published import Row, Skipped, read
 
 from mercurygen.cost.links import Network
 from mercurygen.cost.simulate import simulate
+from mercurygen.cost.validated import outside
 from mercurygen.errors import Refusal, UserError, closest
 from mercurygen.ir.problem import Problem
 from mercurygen.operators import load
@@ -195,13 +196,14 @@ def summary(rows: Sequence[Predicted]) -> dict:
 
 
 def report(done: list[Predicted], skipped: list[Skipped]) -> dict:
-    """All figures: by source, of one GPU, of several, and of all."""
+    """All figures: by source, of one GPU, of several, of the range that is claimed, of all."""
     sources = dict.fromkeys(one.row.source for one in done)
     several = [one for one in done if one.row.gpus > 1]
     return {
         "sources": {s: summary([x for x in done if x.row.source == s]) for s in sources},
         "one GPU": summary([one for one in done if one.row.gpus == 1]),
         "several GPUs": summary(several),
+        "validated range": summary([one for one in several if _inside(one.row)]),
         "overall": summary(done),
         "skipped": [
             {"row": x.place, "source": x.source, "algorithm": x.algorithm, "reason": x.reason}
@@ -210,11 +212,17 @@ def report(done: list[Predicted], skipped: list[Skipped]) -> dict:
     }
 
 
+def _inside(row: Row) -> bool:
+    """Whether `emit` and `search` say nothing beside a price like this one."""
+    gpu = machines.machine(row.hardware, row.gpus, row.nodes).gpu.name
+    return not row.documents and not outside(row.problem, gpu, row.gpus)
+
+
 def lines(found: dict) -> Iterable[str]:
     """The report for a terminal."""
     head = f"{'rows':>5} {'median':>7} {'p90':>7} {'bias':>7} {'tau':>6} {'ties':>11} {'best':>7}"
     yield f"{head} {'regret':>7} {'most':>7}  source"
-    names = [*found["sources"], "one GPU", "several GPUs", "overall"]
+    names = [*found["sources"], "one GPU", "several GPUs", "validated range", "overall"]
     for name in names:
         figures = found["sources"].get(name) or found[name]
         if not figures["rows"]:
@@ -228,13 +236,20 @@ def lines(found: dict) -> Iterable[str]:
             line += f" {figures['mean_regret']:7.1%} {figures['most_regret']:7.1%}"
         else:
             line += " " * 43
-        yield f"{line}  {name}"
+        yield f"{line}  {_short(name)}"
     by_reason: dict[tuple[str, str], int] = {}
     for row in found["skipped"]:
         key = row["source"], row["reason"]
         by_reason[key] = by_reason.get(key, 0) + 1
     for (source, reason), count in by_reason.items():
-        yield f"skipped {count}: {reason} ({source})"
+        yield f"skipped {count}: {reason} ({_short(source)})"
+
+
+def _short(source: str) -> str:
+    """A repository, and the last folders of the file in it."""
+    repository, _, rest = source.partition(" ")
+    path = rest.partition("@")[0].split("/")
+    return " ".join([repository, "/".join(path[-3:])]).strip() if rest else source
 
 
 def main() -> None:

@@ -236,7 +236,7 @@ def test_shipped_topologies_are_composed_of_the_parts() -> None:
 
 
 def test_nccl_on_eight_h100() -> None:
-    """Gathers and reduce-scatters of 1 to 512 MiB; all-reduces go by NVLS, which the model lacks."""
+    """Gathers and reduce-scatters of 1 to 512 MiB; all-reduces go by NVLS: not modelled."""
     network, errors = Network(machines.machine("H100", 8, 1), (8,)), []
     with DATA.with_name("nccl_collectives.csv").open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):

@@ -359,8 +359,11 @@ def regime(load: Path | Load | Price, nbytes: float) -> tuple[float, float]:
     """Latency, and how many times as long the bytes take, by the protocol that is done first."""
     if load.small == inf:
         return load.latency, 1.0
-    busiest = nbytes * max((per_byte for _, per_byte in load.seconds), default=0.0)
-    if load.small + SMALL * busiest < load.latency + busiest:
+    most = 0.0
+    for _, per_byte in load.seconds:  # a loop: it is done for every transfer of a search
+        if per_byte > most:
+            most = per_byte
+    if load.small + (SMALL - 1) * most * nbytes < load.latency:
         return load.small, SMALL
     return load.latency, 1.0
 
