@@ -253,6 +253,29 @@ def test_nccl_on_eight_h100() -> None:
     assert sorted(errors)[10] < 0.07 and max(errors) < 0.25
 
 
+BACKWARD = {  # bytes that a rank sends: of K and V (16 bit), of their gradients (float32)
+    "ring": lambda kv, q, n: (n - 1) * 2 * kv + n * 4 * kv,
+    "allgather-kv": lambda kv, q, n: (n - 1) * 2 * kv + (n - 1) * 4 * kv,
+    "ulysses": lambda kv, q, n: (n - 1) / n * (2 * 2 * q + 2 * kv),  # do, then dq, dk and dv
+}
+
+
+@pytest.mark.parametrize("design", BACKWARD)
+def test_bytes_of_the_backward(design: str) -> None:
+    """As in schedules.md 4.1, 4.4 and 4.7, with sums that cross links in float32."""
+    problem = Problem(seq=65536, heads=32, kv_heads=8)
+    degrees = (8, 1) if design == "ulysses" else (1, 8)
+    found = named.named(design, *degrees, "zigzag", problem.kv_heads, 1)
+    (plan,) = named.plans(found, problem, "zigzag", "bwd")
+    network = Network(machines.machine("H100", 8, 1), (8,))
+    cost = simulate(plan, network, load("attention_backward"))
+    rows = problem.seq // 8 * problem.head_dim
+    kv, q = 2 * rows * problem.kv_heads, rows * problem.heads
+    delta = 7 / 8 * rows // problem.head_dim * problem.heads * 4 if design == "ulysses" else 0
+    assert cost.links[0].most == pytest.approx(BACKWARD[design](kv, q, 8) + delta)
+    assert cost.times.copies > 0  # what the gradients are merged and cast by
+
+
 # --- the validated range ------------------------------------------------------------------------
 
 
