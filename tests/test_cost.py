@@ -282,6 +282,16 @@ def test_siblings_share_the_port_too() -> None:
             assert max(busy.values()) == pytest.approx(4 / (20.8e9 * 0.38))
 
 
+def test_racks_and_nodes_share_a_gpus_port() -> None:
+    """A transfer to another rack is out of the NIC that one to another node is out of."""
+    net = network(load("racks-h100x128"))
+    far, near = (dict(net.path(0, other).seconds) for other in (32, 8))
+    assert set(near) < set(far)
+    assert {net.levels[resource] for resource in near} == {1}
+    inside = network(load("a100x16"))
+    assert {inside.levels[resource] for resource, _ in inside.path(0, 8).seconds} == {0}
+
+
 def test_ranks_of_one_node_do_not_cross_nodes() -> None:
     """The level of a path is the outermost on which its ends differ."""
     net = network(load("a100x16"))

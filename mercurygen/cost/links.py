@@ -196,13 +196,17 @@ class Network:
         return found
 
     def _tree(self, crossed: int, source: int, target: int) -> list[tuple[int, float]]:
-        """In a tree of PCIe switches, what crosses one passes the links below it."""
-        levels, found = self.topology.levels, []
-        if levels[crossed].fabric == "pcie-tree":
-            for index in range(crossed + 1, len(levels)):
-                if levels[index].fabric == "pcie-tree":
-                    rate = levels[index].bandwidth * levels[index].efficiency
-                    found += self._ways(index, self.gpus[source], self.gpus[target], 1 / rate)
+        """The links below that it passes: those of a tree of PCIe switches, and of the same link.
+
+        What leaves a rack over InfiniBand leaves its GPU by the port that joins nodes too.
+        """
+        outer, found = self.topology.levels[crossed], []
+        for index in range(crossed + 1, len(self.topology.levels)):
+            inner = self.topology.levels[index]
+            alike = outer.fabric == "pcie-tree" or outer.link == inner.link
+            if alike and outer.fabric == inner.fabric and outer.fabric in ("pcie-tree", "switch"):
+                rate = inner.bandwidth * inner.efficiency
+                found += self._ways(index, self.gpus[source], self.gpus[target], 1 / rate)
         return found
 
     def _ways(self, index: int, a: int, b: int, seconds: float) -> list[tuple[int, float]]:
