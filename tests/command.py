@@ -21,7 +21,7 @@ ROOT = Path(mercurygen.__file__).parent.parent
 UNIFIED = """# a comment
 operator attention
 problem batch=1 seq=1024 heads=8 kv_heads=2 head_dim=64 bfloat16 causal
-topology a100x16 sha256:65f4768b075c2ade node=2 InfiniBand 25GB/s gpu=8 NVLink 300GB/s
+topology a100x16 sha256:f8f4432b8ba23c35 node=2 InfiniBand 25GB/s gpu=8 NVLink 300GB/s
 group node=2 gpu=2
 tp 1
 mesh node=2 gpu=2

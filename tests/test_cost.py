@@ -152,16 +152,22 @@ def test_levels_of_a_merged_ring() -> None:
 # --- times ----------------------------------------------------------------------------------
 
 
+def quick(topology: Topology) -> Topology:
+    """With a host that takes no time."""
+    return replace(topology, gpu=replace(topology.gpu, host_launch=0.0, host_transfer=0.0))
+
+
 def test_all_gather_on_one_idle_level() -> None:
     """The simulated ring: n - 1 latencies and n - 1 shards, once launched."""
-    problem, topology = Problem(), load("h100x8")
+    problem, topology = Problem(), quick(load("h100x8"))
     level, shard = topology.levels[0], problem.seq // 8 * 8 * 128 * 2
     step = level.latency + shard / (level.bandwidth * level.efficiency)
     plan = only(problem, topology, "allgather-kv")
     for found in (simulate(plan, network(topology)), closed.cost(plan, network(topology))):
-        assert found.times.transfers == pytest.approx(2 * 7 * step, rel=1e-12)
+        each = level.base_latency + 7 * step
+        assert found.times.transfers == pytest.approx(2 * each, rel=1e-12)
         assert found.times.exposed == pytest.approx(
-            2 * (7 * step + topology.gpu.launch_latency), rel=1e-12
+            2 * (each + topology.gpu.launch_latency), rel=1e-12
         )
 
 
@@ -171,16 +177,28 @@ def test_all_to_all_on_one_idle_level() -> None:
     level = topology.levels[0]
     rate = level.bandwidth * level.efficiency
     sizes = [problem.seq // 8 * heads * 128 * 2 for heads in (32, 8, 8, 32)]
-    expected = sum(level.latency + 7 / 8 * size / rate for size in sizes)
+    latency = level.base_latency + level.latency
+    expected = sum(latency + 7 / 8 * size / rate for size in sizes)
     found = simulate(only(problem, topology, "ulysses"), network(topology))
     assert found.times.transfers == pytest.approx(expected, rel=1e-12)
 
 
 def test_balanced_ring_hides_its_transfers() -> None:
     """Under a zigzag every step has the same work, and NVLink is faster than it."""
-    found = simulate(only(Problem(), load("h100x8"), "ring"), network(load("h100x8")))
-    assert found.imbalance == pytest.approx(1)
-    assert found.times.exposed == pytest.approx(0, abs=1e-9)
+    topology = quick(load("h100x8"))
+    found = simulate(only(Problem(), topology, "ring"), network(topology))
+    assert found.imbalance == pytest.approx(1, rel=0.01)
+    slowed = found.times.transfers * 16 / 132  # by the SMs that move it
+    assert found.times.exposed == pytest.approx(slowed, rel=0.01)
+
+
+def test_the_host_of_short_steps_sets_the_pace() -> None:
+    """A ring of tiny tiles: 7 batches of 4 messages, and the launches between them."""
+    problem, topology = Problem(seq=1024, heads=8, kv_heads=8), load("h100x8")
+    gpu, plan = topology.gpu, only(problem, topology, "ring")
+    for found in (simulate(plan, network(topology)), closed.cost(plan, network(topology))):
+        assert 28 * gpu.host_transfer < found.time < 1.5 * 28 * gpu.host_transfer
+        assert found.times.exposed > 0.5 * found.time
 
 
 def test_slow_link_is_exposed() -> None:
@@ -190,20 +208,26 @@ def test_slow_link_is_exposed() -> None:
     slow = replace(topology, levels=(level,))
     plan = only(Problem(), slow, "ring")
     kv = 2 * Problem().seq // 8 * 8 * 128 * 2
-    hop = level.latency + kv / (level.bandwidth * level.efficiency) + slow.gpu.launch_latency
+    hop = (
+        level.base_latency
+        + level.latency
+        + kv / (level.bandwidth * level.efficiency)
+        + slow.gpu.launch_latency
+    )
     for found in (simulate(plan, network(slow)), closed.cost(plan, network(slow))):
         assert 7 * hop < found.time < 7 * hop + found.times.compute
         assert found.times.exposed > 0.9 * found.time
 
 
-def test_kernel_time_is_the_roofline() -> None:
-    """One rank: the causal half of 4 S^2 H D, at the GPU's share of its peak."""
+def test_kernel_time_is_the_blocks_of_its_grid() -> None:
+    """One rank: half of all scores and half a tile a row; then the longest block is waited for."""
     topology = machine("h100x8", (1,))
     problem = Problem(seq=65536)
     (plan,) = [plan for plan, _ in plans(problem, topology)]
-    flops = 4 * problem.seq * (problem.seq + 1) // 2 * problem.heads * problem.head_dim
-    gpu = topology.gpu
-    expected = flops / (gpu.matmul_flops_16 * gpu.attention_efficiency)
+    gpu, blocks = topology.gpu, problem.heads * problem.seq // 128
+    score = 4 * 128 / (gpu.matmul_flops_16 * gpu.attention_efficiency) + 1 / gpu.softmax_rate
+    keys = blocks * ((problem.seq + 128) / 2 + 100) + gpu.sms * (problem.seq + 100)
+    expected = 128 * keys * score
     found = closed.cost(plan, network(topology))
     assert found.time == simulate(plan, network(topology)).time == pytest.approx(expected)
     assert found.links == found.dims == ()
@@ -213,7 +237,10 @@ def test_tiny_kernels_take_their_launch() -> None:
     """Nothing is shorter than a launch."""
     topology = machine("h100x8", (1,))
     (plan,) = [plan for plan, _ in plans(Problem(seq=16, heads=1, kv_heads=1), topology)]
-    assert closed.cost(plan, network(topology)).time == pytest.approx(topology.gpu.launch_latency)
+    found = closed.cost(plan, network(topology))
+    launch = topology.gpu.launch_latency
+    assert found.time == pytest.approx(launch, rel=0.01)
+    assert found.times.launch < launch
 
 
 def test_contiguous_causal_ring_is_imbalanced() -> None:
@@ -225,8 +252,8 @@ def test_contiguous_causal_ring_is_imbalanced() -> None:
     }
     net = network(topology)
     late, even = (simulate(plans_of[order], net) for order in ("contiguous", "zigzag"))
-    assert late.imbalance == pytest.approx(15 / 8, rel=1e-3)  # r + 1/2 of 8 blocks, mean 4
-    assert late.times.compute == pytest.approx(even.times.compute * 15 / 8, rel=1e-3)
+    assert late.imbalance == pytest.approx(15 / 8, rel=0.01)  # r + 1/2 of 8 blocks, mean 4
+    assert late.times.compute == pytest.approx(even.times.compute * 15 / 8, rel=0.02)
 
 
 # --- shared links ---------------------------------------------------------------------------
@@ -239,7 +266,7 @@ def test_four_gpus_share_a_port() -> None:
     price = network(topology).price("shift", mesh, "switch")
     rate = outer.port_bandwidth * outer.efficiency
     assert dict(price.seconds)[0] == pytest.approx(4 / rate)
-    assert price.latency == outer.latency
+    assert price.latency == outer.base_latency + outer.latency
 
 
 def test_siblings_share_the_port_too() -> None:
@@ -252,11 +279,23 @@ def test_siblings_share_the_port_too() -> None:
             for rank in range(far):
                 for resource, seconds in net.path(rank, rank + far).seconds:
                     busy[resource] += seconds
-            assert max(busy.values()) == pytest.approx(4 / (20.8e9 * 0.48))
+            assert max(busy.values()) == pytest.approx(4 / (20.8e9 * 0.38))
+
+
+def test_racks_and_nodes_share_a_gpus_port() -> None:
+    """A transfer to another rack is out of the NIC that one to another node is out of."""
+    net = network(load("racks-h100x128"))
+    far, near = (dict(net.path(0, other).seconds) for other in (32, 8))
+    assert set(near) < set(far)
+    assert {net.levels[resource] for resource in near} == {1}
+    inside = network(load("a100x16"))
+    assert {inside.levels[resource] for resource, _ in inside.path(0, 8).seconds} == {0}
 
 
 def test_ranks_of_one_node_do_not_cross_nodes() -> None:
     """The level of a path is the outermost on which its ends differ."""
     net = network(load("a100x16"))
     assert (net.path(0, 7).level, net.path(7, 8).level) == (1, 0)
-    assert (net.path(0, 7).latency, net.path(7, 8).latency) == (3.4e-6, 14e-6)
+    base = 8.4e-6
+    latencies = net.path(0, 7).latency, net.path(7, 8).latency
+    assert latencies == pytest.approx((base + 3.4e-6, base + 14e-6))

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,6 +48,17 @@ def test_excerpt() -> None:
     now = "\n\n\n".join(spans[name] for name in wanted)
     assert block(marker[1]) == now, f"README's excerpt is old; it is now:\n{now}"
     assert now in text and len(now.splitlines()) <= 26
+
+
+def test_errors_of_the_cost_model() -> None:
+    """What the benchmark prints, line by line."""
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "cost_model.py")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert block("cost model") == ran.stdout.rstrip("\n"), f"it is now:\n{ran.stdout}"
 
 
 def test_commands_of_the_table() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from textwrap import wrap
 
 from mercurygen.cli import words
@@ -10,9 +11,10 @@ from mercurygen.cli.build import Built, Proved
 from mercurygen.cli.files import Written, shown
 from mercurygen.cost.report import Cost
 from mercurygen.cost.topology import Topology
+from mercurygen.cost.validated import outside
 from mercurygen.emit.header import WHY
 from mercurygen.errors import InternalError
-from mercurygen.ir.problem import Sizes
+from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.search.result import Candidate, Result
 from mercurygen.search.why import label, why
 
@@ -28,6 +30,7 @@ def found(result: Result, built: Built, written: Sequence[Written]) -> str:
         *field("chosen", [f"{label(best)}, the best of {result.counts.legal}"]),
         *field("", _directives(built)),
         *_cost(best.cost, result.topology, result.memory_limit, _calls(built)),
+        *_range(result.problem, result.topology, prod(result.group)),
         *_proof(built),
         "",
         *_others(result),
@@ -51,6 +54,8 @@ def given(built: Built, priced: tuple[Cost, Topology] | None, written: Sequence[
     if priced is not None:
         cost, topology = priced
         lines += _cost(cost, topology, topology.gpu.memory_bytes, _calls(built))
+        schedule = built.proved.schedule
+        lines += _range(schedule.problem, topology, prod(schedule.group))
     else:
         lines += field("memory", [f"{words.mib(built.proved.report.peak.most)} a GPU at the peak"])
         lines += field("time", [f"not priced: {_unpriced(built)}"])
@@ -155,6 +160,12 @@ def _cost(cost: Cost, topology: Topology, limit: int, calls: str = "a call") -> 
         *field("links", links(cost, topology)),
         *field("memory", [memory]),
     ]
+
+
+def _range(problem: Problem | Sizes, topology: Topology, ranks: int) -> list[str]:
+    """A line if the price is of what the model has not been held against."""
+    text = outside(problem, topology.gpu.name, ranks)
+    return field("", [text]) if text else []
 
 
 def links(cost: Cost, topology: Topology) -> list[str]:

@@ -89,11 +89,13 @@ def _emit_search(
     from mercurygen.cli import choice, names, request
     from mercurygen.cli.build import build
     from mercurygen.cli.files import write_pair
+    from mercurygen.cli.list_command import warn
     from mercurygen.cli.progress import Progress
 
     if name is not None:
         names.check_name(name)
     wanted = request.make(op, topo, options)
+    warn(wanted.topology)
     name = name or names.default_name(wanted)
     with Progress() as progress:
         result = request.run(wanted, progress)

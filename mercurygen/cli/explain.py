@@ -10,6 +10,7 @@ from textwrap import wrap
 from mercurygen.check.traffic import measure
 from mercurygen.cli.explain_steps import step_lines
 from mercurygen.cli.words import mib, plural, table
+from mercurygen.cost.validated import outside
 from mercurygen.emit.words import plural as several
 from mercurygen.ir.mesh import cover
 from mercurygen.ir.program import SEQUENCE, Tensor
@@ -75,11 +76,13 @@ def _title(schedule: Schedule, plan: Plan) -> list[str]:
     program = plan.program
     wires = _wires(schedule)
     dims = ", ".join(f"{dim.name}={dim.size} over {wires[dim.name]}" for dim in program.mesh.dims)
-    return wrap(
+    lines = wrap(
         f"{program.operator}, {program.mask}, on {plural(program.mesh.size, 'rank')}"
         + (f": {dims}" if dims else ""),
         WIDTH,
     )
+    unproven = outside(schedule.problem, None, program.mesh.size)
+    return [*lines, *([f"the price of it is {unproven}"] if unproven else [])]
 
 
 # --- who holds what -------------------------------------------------------------------------

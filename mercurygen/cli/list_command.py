@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 import click
 
 from mercurygen.cli.usage import Group
+
+if TYPE_CHECKING:
+    from mercurygen.cost.topology import Topology
 
 WIDTH = 100
 
@@ -30,14 +34,24 @@ def list_topologies() -> None:
     click.echo("\n".join(words.table([["name", "GPUs", "levels", "what"], *rows], right=[1])))
 
 
+def warn(topology: Topology) -> None:
+    """Say on stderr what looks wrong in a topology."""
+    from mercurygen.cost.topology_words import contradictions
+
+    for line in contradictions(topology):
+        click.echo(f"warning: {line}", err=True)
+
+
 @topo.command("show")
 @click.argument("name", metavar="T")
 def show_topology(name: str) -> None:
     """Show the numbers of a topology, shipped or a file, each with its source."""
     from mercurygen.cost import topology as topologies
+    from mercurygen.cost.topology_words import describe
 
     found = topologies.load(name)
-    click.echo(topologies.describe(found, topologies.sources(name)))
+    warn(found)
+    click.echo(describe(found, topologies.sources(name)))
 
 
 @click.command()

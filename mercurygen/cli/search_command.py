@@ -23,16 +23,27 @@ SHOWN = 10
 def search(op: str, topo: str | None, design: str | None, as_json: bool, **options) -> None:
     """Rank the schedules of OP on a topology; write nothing."""
     from mercurygen.cli import request
+    from mercurygen.cli.list_command import warn
     from mercurygen.cli.progress import Progress
 
     wanted = request.make(op, topo, {**split(options), "design": design})
+    warn(wanted.topology)
     with Progress() as progress:
         result = request.run(wanted, progress)
     if as_json:
-        found = {"operator": op, **result.to_dict()}
+        found = {"operator": op, "outside_validated_range": _outside(result), **result.to_dict()}
         click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
         click.echo("\n".join(_lines(result)))
+
+
+def _outside(result: Result) -> str:
+    """What of it the model has not been held against; nothing if it has of all."""
+    from math import prod
+
+    from mercurygen.cost.validated import outside
+
+    return outside(result.problem, result.topology.gpu.name, prod(result.group))
 
 
 def _lines(result: Result) -> list[str]:
@@ -50,6 +61,7 @@ def _lines(result: Result) -> list[str]:
         f"the {len(shown)} {best} of {result.counts.legal} "
         f"(the best {len(result.ranked)} simulated); times by the model, not yet measured; "
         "bytes sent by the busiest rank",
+        *filter(None, [_outside(result)]),
         *_table(result, [(str(i), candidate) for i, candidate in enumerate(shown, 1)]),
         "",
         "pareto: nothing is better in both time and memory",

@@ -51,7 +51,7 @@ def closed_form(plan: Plan, network: Network, operator: Operator | None = None) 
     nest = Homeward(plan, tally, common, shape)
     _after(plan, tally, nest.whole(tiles))
     links, along = tally.traffic(shape.classes.of)
-    (compute, copies, launch), imbalance = shape.busiest(plan)
+    (compute, copies, launch, _), imbalance = shape.busiest(plan)
     copies, launch = tally.copies + copies, tally.launches + launch
     exposed = max(0.0, tally.now - compute - copies - launch)
     return Cost(

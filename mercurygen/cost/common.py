@@ -73,17 +73,20 @@ class Wire:
     Attributes:
         place: index of the dimension; one operation after the other along it.
         latency: s.
+        small: s, by the protocol for little data.
         seconds: (level, s per byte) of each that it occupies.
+        share: part of a GPU's SMs that it keeps busy.
         sent: (level, share of every rank, or None if they differ, the shares).
         even: the share of every rank over all levels.
         route: which ranks it takes over which level.
     """
 
-    __slots__ = ("place", "latency", "seconds", "sent", "even", "route")
+    __slots__ = ("place", "latency", "small", "seconds", "share", "sent", "even", "route")
 
     def __init__(self, network: Network, mesh: Mesh, kind: str, dim: str, distance: int) -> None:
         price = network.price(kind, mesh, dim, distance)
-        self.place, self.latency, self.seconds = mesh.index(dim), price.latency, price.seconds
+        self.place, self.seconds, self.share = mesh.index(dim), price.seconds, price.share
+        self.latency, self.small = price.latency, price.small
         spread = network.spread(kind, mesh, dim, distance)
         self.sent = tuple(
             (level, shares[0] if len(set(shares)) == 1 else None, shares)

@@ -127,7 +127,7 @@ class SentHome(Going):
         self.up(self.moved, missing)
         wire = nest.common.wire("shift", self.walk.dim, self.away(step))
         if absent is None and missing is None:
-            end = self.tally.start(wire, out)
+            end = self.tally.start(wire, out, 2 * len(self.loop.outputs))
         else:
             end = self.start(wire, self.each(out, absent), self.each(self.moved, missing))
         self.works = [(out, absent), (self.moved, missing)]
@@ -193,7 +193,7 @@ class SentCall(Going):
         made = [calls.shares[kind] or none for kind in row]
         tally.up_each([sum(sizes) for sizes in made])
         tally.top_each(calls.scratch_each(nest.step))
-        tally.now += calls.longest[nest.step]
+        tally.run(calls.longest[nest.step], calls.hosts[nest.step])
         self.land()
         if self.stays:
             nest.merge(self.stays)
@@ -296,7 +296,7 @@ class Travelling(Going):
 
     def hand_on(self) -> None:
         """Start sending sums to the next rank; what the last transfer held on to is gone."""
-        self.sums = self.tally.start(self.wire, self.arriving)
+        self.sums = self.tally.start(self.wire, self.arriving, 2 * len(self.loop.outputs))
         self.tally.alive -= self.before
         self.before = 0
 

@@ -1,11 +1,16 @@
-"""Seconds of what a rank does by itself: a roofline, and the least time of any kernel.
+"""Seconds of what a rank does by itself: thread blocks on SMs, bytes of memory, and launches.
 
-Attention runs at `attention_efficiency` of the matrix peak on its live (query, key) pairs, or as
-fast as memory brings its tensors, if that is slower. Its gradient has five matrix products where
-attention has two, so 2.5 times the FLOP (as FlashAttention's benchmark_flash_attention.py counts),
-at the same efficiency. Any other body runs its own lines: products at that fraction of the peak
-too, the only one that a topology states, and a pass through memory for every other operation.
-Everything else moves bytes through memory.
+Attention is a grid of thread blocks, one for every 128 rows of a head, one at a time on an SM. A
+block goes over the keys that its rows see, whole tiles of them, and spends some time around that
+loop. Per score it does the products, at their share of the peak, and what of the softmax they do
+not hide. A full grid takes whole waves; a causal one the mean of its blocks, and then waits for a
+long one that began late. Its gradient has five products where attention has two (2.5 times the
+FLOP, as FlashAttention's benchmark_flash_attention.py counts), and blocks of keys that go over
+queries. Neither is faster than memory brings its tensors.
+
+Any other body runs its own lines: products at the GPU's share of the peak, and a pass through
+memory for every other operation. Everything else moves bytes through memory. No kernel takes less
+than a launch; the host, which launches them, takes its own time for each.
 """
 
 from __future__ import annotations
@@ -36,15 +41,23 @@ from mercurygen.lower.events import (
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import ATEN, padded_width
 
-Spent = tuple[float, float, float]  # seconds of compute, of copies, and what launches add
+# seconds of compute, of copies, and what launches add; and, beside them, of the host
+Spent = tuple[float, float, float, float]
 
-NOTHING: Spent = (0.0, 0.0, 0.0)
+NOTHING: Spent = (0.0, 0.0, 0.0, 0.0)
 FUSED = ATTENTION  # one kernel: nothing of theirs passes through memory
+TILE = 128  # rows of a thread block, and of a tile: kBlockM in flash_fwd_launch_template.h
+GRADIENT_TAIL = 0.5  # blocks of the gradient begin in any order: on average half of the longest
 
 
 def added(a: Spent, b: Spent) -> Spent:
     """Both, one after the other."""
-    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
+
+
+def seconds(spent: Spent) -> float:
+    """Of the GPU."""
+    return spent[0] + spent[1] + spent[2]
 
 
 class Kernels:
@@ -66,8 +79,8 @@ class Kernels:
         self.element = plan.itemsize("inputs")
         self.wide = plan.itemsize("accumulator")
         peaks = {2: gpu.matmul_flops_16, 4: gpu.matmul_flops_32, 8: gpu.matmul_flops_64}
-        self.flops = peaks[self.element] * gpu.attention_efficiency
-        self.hbm, self.launch = gpu.hbm_bandwidth, gpu.launch_latency
+        self.flops = peaks[self.element]
+        self.hbm, self.launch = gpu.hbm_bandwidth * gpu.hbm_efficiency, gpu.launch_latency
         self.names = tuple(axis.name for axis in self.program.axes)
         if self.aten:
             self.width = padded_width(plan)
@@ -98,17 +111,17 @@ class Kernels:
 
     def copy(self, nbytes: float) -> Spent:
         """An element-wise kernel that reads and writes these bytes in all."""
-        seconds = nbytes / self.hbm
-        return 0.0, seconds, max(0.0, self.launch - seconds)
+        spent = nbytes / self.hbm
+        return 0.0, spent, max(0.0, self.launch - spent), self.gpu.host_launch
 
     def copies(self, sizes: Sequence[float]) -> Spent:
         """One element-wise kernel for each of some numbers of bytes."""
-        seconds = launch = 0.0
+        spent = launch = 0.0
         for nbytes in sizes:
             one = nbytes / self.hbm
-            seconds += one
+            spent += one
             launch += max(0.0, self.launch - one)
-        return 0.0, seconds, launch
+        return 0.0, spent, launch, len(sizes) * self.gpu.host_launch
 
     def event(self, event: Event, buffers: tuple[Buffer, ...]) -> Spent:
         """A copy of a trace; a part of a buffer costs what the part has."""
@@ -146,20 +159,63 @@ class Kernels:
         """The weight of every row, and the product (or the quotient) beside it."""
         return self.copies([3 * lse, out + lse + packed])
 
+    # --- a grid of thread blocks ----------------------------------------------------------------
+
+    def _compute(self, work: float, nbytes: float) -> Spent:
+        """One kernel, which is no faster than memory brings its bytes."""
+        spent = max(work, nbytes / self.hbm)
+        return spent, 0.0, max(0.0, self.launch - spent), self.gpu.host_launch
+
+    def grid(self, heads: int, height: int, width: int, flops: int, causal: bool) -> float:
+        """Seconds of attention: thread blocks of rows that go over columns.
+
+        Args:
+            heads: over the batch too.
+            height: rows of a head.
+            width: columns that each goes over; half of them, if causal.
+            flops: of a score.
+            causal: whether the mask cuts the block.
+        """
+        gpu = self.gpu
+        score = flops / (self.flops * gpu.attention_efficiency) + 1 / gpu.softmax_rate
+        return self._waves(heads, height, width, score, causal, gpu.block_start, gpu.causal_tail)
+
+    def gradient_grid(self, heads: int, height: int, width: int, flops: int, causal: bool) -> float:
+        """The same of its gradient: thread blocks of columns that go over rows."""
+        gpu = self.gpu
+        score = flops / (self.flops * gpu.gradient_efficiency) + 1 / gpu.softmax_rate
+        return self._waves(heads, width, height, score, causal, gpu.gradient_start, GRADIENT_TAIL)
+
+    def _waves(
+        self,
+        heads: int,
+        height: int,
+        width: int,
+        score: float,
+        causal: bool,
+        start: int,
+        tail: float,
+    ) -> float:
+        blocks, sms = heads * -(-height // TILE), self.gpu.sms
+        longest = -(-width // TILE) * TILE + start
+        loops = -(-blocks // sms) * longest
+        if causal:
+            mean = (width + TILE) / 2 + start  # half of what a tile of any shape has
+            loops = min(loops, max(longest, blocks * mean / sms + tail * longest))
+        return loops * TILE * sms * score
+
     # --- torch's attention ----------------------------------------------------------------------
 
     def _aten(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
-        """2 matrix products of 2 FLOP for each live pair, head and component."""
+        """2 matrix products of 2 FLOP for each score and component."""
         batch, height, width, kv_heads, group = (extents[i] for i in self.places)
         heads = kv_heads * group
-        pairs = height * (height + 1) // 2 if causal else height * width
-        flops = 4 * pairs * batch * heads * self.width
         read = height * heads + 2 * width * kv_heads
         rows = batch * height * heads
         share = rows * self.width * self.element + rows * self.wide
         nbytes = batch * read * self.width * self.element + share
-        seconds = max(flops / self.flops, nbytes / self.hbm)
-        spent = seconds, 0.0, max(0.0, self.launch - seconds)
+        work = self.grid(batch * heads, height, width, 4 * self.width, causal)
+        spent = self._compute(work, nbytes)
         sizes = self._pads(batch, height * heads, width * kv_heads)
         if merge:
             sizes += self._merge(rows)
@@ -169,11 +225,10 @@ class Kernels:
         """5 matrix products; a sum for each of dq, dk and dv."""
         batch, height, width, kv_heads, group = (extents[i] for i in self.places)
         queries, keys = batch * height * kv_heads * group, batch * width * kv_heads
-        pairs = height * (height + 1) // 2 if causal else height * width
-        flops = 10 * pairs * batch * kv_heads * group * self.width
         nbytes = (4 * queries + 4 * keys) * self.width * self.element + 2 * queries * self.wide
-        seconds = max(flops / self.flops, nbytes / self.hbm)
-        spent = seconds, 0.0, max(0.0, self.launch - seconds)
+        heads = batch * kv_heads * group
+        work = self.gradient_grid(heads, height, width, 10 * self.width, causal)
+        spent = self._compute(work, nbytes)
         key, value = self.sizes
         sizes = []
         if key != self.width:
@@ -204,18 +259,13 @@ class Kernels:
     # --- any other body -------------------------------------------------------------------------
 
     def _lines(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
-        """Every matrix product; unless one kernel does it all, a pass for every other operation.
-
-        A fused kernel leaves out the dead half of a block that the mask cuts.
-        """
+        """Every matrix product; unless one kernel does it all, a pass for every other operation."""
         assert self.operator is not None
         given = dict(zip(self.names, extents, strict=True))
         body = body_of(self.operator)
         times = prod(given[axis] for axis in body.points)
         fused = self.program.operator in FUSED
-        flops = sum(2 * prod(given[axis] for axis in axes) for axes in body.products) * times
-        if fused and causal:
-            flops /= 2
+        flops = sum(2 * prod(given[axis] for axis in axes) for axes in body.products)
         shares = [
             prod(given[axis] for axis in tensor.axes)
             * self.plan.itemsize(self.plan.partial(tensor))
@@ -225,8 +275,13 @@ class Kernels:
             prod(given[axis] for axis in tensor.axes) * self.plan.itemsize(tensor.dtype)
             for tensor in self.program.read
         )
-        seconds = max(flops / self.flops, (sum(read) + sum(shares)) / self.hbm)
-        spent = seconds, 0.0, max(0.0, self.launch - seconds)
+        if fused:
+            height, width = (given[axis] for axis in self.program.mask_axes)
+            grid = self.grid if self.program.operator == FUSED[0] else self.gradient_grid
+            work = grid(times, height, width, flops // (height * width), causal)
+        else:
+            work = flops * times / (self.flops * self.gpu.matmul_efficiency)
+        spent = self._compute(work, sum(read) + sum(shares))
         if not fused:
             elements = [prod(given[a] for a in shape if a) for shape in body.passes]
             spent = added(spent, self.copies([times * n * self.wide for n in elements]))

@@ -1,7 +1,9 @@
 """Where a group's ranks sit, which links a transfer occupies, and for how long.
 
 A transfer occupies every resource on its way for bytes / bandwidth, and is complete a latency
-later (the split of TACCL's alpha and beta). Resources of a level are the way out of and into
+later (the split of TACCL's alpha and beta). Where a link has a protocol for little data, which
+arrives sooner at half the bandwidth, a transfer goes by the one that is done first. Resources of a
+level are the way out of and into
 each GPU, and the ports that several GPUs share. The groups beside ours (the rest of the machine,
 and tensor-parallel siblings) do the same at the same time: on a shared port our bytes count as
 many times as it has GPUs for each of ours.
@@ -11,12 +13,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 from mercurygen.cost.topology import Level, Topology
 from mercurygen.ir.mesh import Mesh
 
 Key = tuple  # (level, what, which)
+SMALL = 2.0  # LL sends a flag beside as much data (NCCL src/graph/tuning.cc: half the bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,16 @@ class Path:
     Attributes:
         level: index of the outermost level where they differ: the one they cross.
         latency: s.
+        small: s, by the protocol for little data.
         seconds: (resource, s per byte) of each on the way.
+        share: part of a GPU's SMs that the transfer keeps busy.
     """
 
     level: int
     latency: float
+    small: float
     seconds: tuple[tuple[int, float], ...]
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +47,18 @@ class Load:
 
     Attributes:
         latency: s, beside what the bytes take.
+        small: s, by the protocol for little data.
         seconds: (resource, s per byte of one rank's source buffer).
         sent: (rank, level, share): what a rank sends over a level, in units of its source
             buffer divided by the square of the number of ranks of the whole mesh.
+        share: part of a GPU's SMs that it keeps busy.
     """
 
     latency: float
+    small: float
     seconds: tuple[tuple[int, float], ...]
     sent: tuple[tuple[int, int, int], ...]
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +67,39 @@ class Price:
 
     Attributes:
         latency: s.
+        small: s, by the protocol for little data.
         seconds: per level, s per byte on its busiest resource.
         sent: the same shares as of Load, of all groups.
+        share: part of a GPU's SMs that it keeps busy.
     """
 
     latency: float
+    small: float
     seconds: tuple[tuple[int, float], ...]
     sent: tuple[tuple[int, int, int], ...]
+    share: float
 
 
 class Network:
     """The links of a topology as a group's ranks use them."""
 
-    def __init__(self, topology: Topology, group: tuple[int, ...], tp: int = 1) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        group: tuple[int, ...],
+        tp: int = 1,
+        seats: tuple[int, ...] = (),
+    ) -> None:
         """
         Args:
             topology: the machine.
             group: ranks per level, outermost first.
             tp: tensor-parallel ranks beside each rank, on the innermost level.
+            seats: of every rank its place in the group, row-major; by default its number.
         """
         self.topology, self.group, self.tp = topology, group, tp
         self.size = prod(group)
-        self.places = [self._place(rank) for rank in range(self.size)]
+        self.places = [self._place(seat) for seat in seats or range(self.size)]
         self.gpus = [self._gpu(place) for place in self.places]
         self.resources: dict[Key, int] = {}
         self.levels: list[int] = []  # of each resource
@@ -93,11 +115,11 @@ class Network:
             (i, level.name) for i, level in enumerate(topology.levels) if group[i] > 1
         )
 
-    def _place(self, rank: int) -> tuple[int, ...]:
+    def _place(self, seat: int) -> tuple[int, ...]:
         """Index on every level; siblings of tensor parallelism lie between our ranks."""
         place = []
         for size in reversed(self.group):
-            rank, index = divmod(rank, size)
+            seat, index = divmod(seat, size)
             place.append(index)
         place[0] *= self.tp
         return tuple(reversed(place))
@@ -134,9 +156,24 @@ class Network:
             here, there = self.places[source], self.places[target]
             crossed = next(i for i, (a, b) in enumerate(zip(here, there, strict=True)) if a != b)
             seconds = self._crossing(crossed, source, target) + self._tree(crossed, source, target)
-            found = Path(crossed, self.topology.levels[crossed].latency, tuple(seconds))
+            waits = self._latency([crossed], [crossed])
+            found = Path(crossed, *waits, tuple(seconds), self.share(crossed))
             self._paths[source, target] = found
         return found
+
+    def _latency(self, hops: list[int], crossed: list[int], times: int = 1) -> tuple[float, float]:
+        """Of hops over some levels, one after the other; and by the protocol for little data."""
+        levels = self.topology.levels
+        base = max(levels[i].base_latency for i in crossed)
+        slow = [levels[i].latency for i in hops]
+        if any(levels[i].small_latency is None for i in crossed):
+            return base + times * sum(slow), inf
+        quick = sum(levels[i].small_latency or 0.0 for i in hops)
+        return base + times * sum(slow), base + times * quick
+
+    def share(self, index: int) -> float:
+        """Part of a GPU's SMs that transfers over a level keep busy."""
+        return self.topology.levels[index].sms / self.topology.gpu.sms
 
     def _crossing(self, index: int, source: int, target: int) -> list[tuple[int, float]]:
         """What a transfer occupies of the level that it crosses."""
@@ -159,13 +196,17 @@ class Network:
         return found
 
     def _tree(self, crossed: int, source: int, target: int) -> list[tuple[int, float]]:
-        """In a tree of PCIe switches, what crosses one passes the links below it."""
-        levels, found = self.topology.levels, []
-        if levels[crossed].fabric == "pcie-tree":
-            for index in range(crossed + 1, len(levels)):
-                if levels[index].fabric == "pcie-tree":
-                    rate = levels[index].bandwidth * levels[index].efficiency
-                    found += self._ways(index, self.gpus[source], self.gpus[target], 1 / rate)
+        """The links below that it passes: those of a tree of PCIe switches, and of the same link.
+
+        What leaves a rack over InfiniBand leaves its GPU by the port that joins nodes too.
+        """
+        outer, found = self.topology.levels[crossed], []
+        for index in range(crossed + 1, len(self.topology.levels)):
+            inner = self.topology.levels[index]
+            alike = outer.fabric == "pcie-tree" or outer.link == inner.link
+            if alike and outer.fabric == inner.fabric and outer.fabric in ("pcie-tree", "switch"):
+                rate = inner.bandwidth * inner.efficiency
+                found += self._ways(index, self.gpus[source], self.gpus[target], 1 / rate)
         return found
 
     def _ways(self, index: int, a: int, b: int, seconds: float) -> list[tuple[int, float]]:
@@ -200,7 +241,15 @@ class Network:
         fill = n - 1 if kind == "broadcast" else n / times
         seconds = tuple((resource, per_byte / fill) for resource, per_byte in whole.seconds)
         sent = tuple((rank, level, share * times // n) for rank, level, share in whole.sent)
-        return Load(whole.latency * times, seconds, sent)
+        waits = self._hops([self.path(a, b).level for a, b in _ring(members)], times)
+        return Load(*waits, seconds, sent, whole.share)
+
+    def _hops(self, levels: list[int], times: int) -> tuple[float, float]:
+        """Latencies of so many times around a ring, but for its most expensive edge."""
+        dearest = max(levels, key=lambda i: self.topology.levels[i].latency)
+        hops = list(levels)
+        hops.remove(dearest)
+        return self._latency(hops, levels, times)
 
     def _gather(self, members: tuple[int, ...]) -> Load:
         """NCCL's ring (src/graph/tuning.cc): n - 1 steps, and n - 1 latencies.
@@ -210,8 +259,7 @@ class Network:
         than there are.
         """
         n = len(members)
-        edges = [self.path(a, members[(i + 1) % n]) for i, a in enumerate(members)]
-        latency = sum(edge.latency for edge in edges) - max(edge.latency for edge in edges)
+        edges = [self.path(a, b) for a, b in _ring(members)]
         seconds: Counter[int] = Counter()
         sent: Counter[tuple[int, int]] = Counter()
         for index in sorted({edge.level for edge in edges}):
@@ -234,23 +282,27 @@ class Network:
                     seconds[resource] += share * per_byte
             for a in members:
                 sent[a, index] += (n - 1) * count * (self.size // n) * self.size
-        return Load(latency, tuple(sorted(seconds.items())), _flat(sent))
+        share = max(edge.share for edge in edges)
+        waits = self._hops([edge.level for edge in edges], 1)
+        return Load(*waits, tuple(sorted(seconds.items())), _flat(sent), share)
 
     def _swap(self, members: tuple[int, ...]) -> Load:
         """Every pair directly, all at the same time (NCCL's all-to-all: grouped sends)."""
         n = len(members)
-        latency = 0.0
+        left = [x.swap_efficiency if n > 2 else 1.0 for x in self.topology.levels]
+        latency = small = share = 0.0
         seconds: Counter[int] = Counter()
         sent: Counter[tuple[int, int]] = Counter()
         for a in members:
             for b in members:
                 if a != b:
                     path = self.path(a, b)
-                    latency = max(latency, path.latency)
+                    latency, share = max(latency, path.latency), max(share, path.share)
+                    small = max(small, path.small)
                     sent[a, path.level] += self.size // n * self.size
                     for resource, per_byte in path.seconds:
-                        seconds[resource] += per_byte / n
-        return Load(latency, tuple(sorted(seconds.items())), _flat(sent))
+                        seconds[resource] += per_byte / n / left[self.levels[resource]]
+        return Load(latency, small, tuple(sorted(seconds.items())), _flat(sent), share)
 
     # --- along a dimension --------------------------------------------------------------------
 
@@ -280,13 +332,14 @@ class Network:
         return found
 
     def _price(self, kind: str, members: list[tuple[int, ...]], distance: int) -> Price:
-        latency = 0.0
+        latency = small = share = 0.0
         seconds: Counter[int] = Counter()
         sent: list[tuple[int, int, int]] = []
         for group in members:
             shift = kind == "shift"
             for load in self._shift(group, distance) if shift else (self.load(kind, group),):
-                latency = max(latency, load.latency)
+                latency, share = max(latency, load.latency), max(share, load.share)
+                small = max(small, load.small)
                 sent += load.sent
                 for resource, per_byte in load.seconds:
                     seconds[resource] += per_byte
@@ -294,15 +347,33 @@ class Network:
         for resource, per_byte in seconds.items():
             level = self.levels[resource]
             worst[level] = max(per_byte, worst.get(level, 0.0))
-        return Price(latency, tuple(sorted(worst.items())), tuple(sent))
+        return Price(latency, small, tuple(sorted(worst.items())), tuple(sent), share)
 
     def _shift(self, members: tuple[int, ...], distance: int) -> list[Load]:
         """Each rank to the one that many places further."""
         loads = []
         for i, a in enumerate(members):
             path = self.path(a, members[(i + distance) % len(members)])
-            loads.append(Load(path.latency, path.seconds, ((a, path.level, self.size**2),)))
+            sent = ((a, path.level, self.size**2),)
+            loads.append(Load(path.latency, path.small, path.seconds, sent, path.share))
         return loads
+
+
+def regime(load: Path | Load | Price, nbytes: float) -> tuple[float, float]:
+    """Latency, and how many times as long the bytes take, by the protocol that is done first."""
+    if load.small == inf:
+        return load.latency, 1.0
+    most = 0.0
+    for _, per_byte in load.seconds:  # a loop: it is done for every transfer of a search
+        if per_byte > most:
+            most = per_byte
+    if load.small + (SMALL - 1) * most * nbytes < load.latency:
+        return load.small, SMALL
+    return load.latency, 1.0
+
+
+def _ring(members: tuple[int, ...]) -> list[tuple[int, int]]:
+    return list(zip(members, (*members[1:], members[0]), strict=True))
 
 
 def groups(mesh: Mesh, dim: str) -> list[tuple[int, ...]]:

@@ -55,7 +55,7 @@ class Nested(Rings):
                 tally.peak = height
         else:
             tally.top_each(calls.scratch_each(step))
-        tally.now += calls.longest[step]
+        tally.run(calls.longest[step], calls.hosts[step])
 
     def share(self) -> Parts:
         """The result of a tile that is one block, as the body leaves it."""

@@ -15,7 +15,8 @@ class Times:
             copies take longest (closed form) or that is done last (simulation).
         copies: of its packing, unpacking, casts and merges.
         launch: what the least time of a kernel adds to both.
-        exposed: what it waits, for transfers (their launch included) and for other ranks.
+        exposed: what it waits, for transfers (their launch included), for other ranks and for its
+            host, and what it computes slower while transfers keep SMs busy.
         transfers: what its links are busy, latencies included, hidden or not.
     """
 

@@ -195,7 +195,8 @@ class Rings:
         tally, nbytes, size = self.tally, sum(sizes), self.mesh.extent(walk.dim)
         wires = self.common.ring(walk.dim, walk.direct, walk.reverse)
         off = self.off()
-        begin, wait, ahead = tally.begin, tally.wait, walk.ahead
+        wait, ahead = tally.wait, walk.ahead
+        begin = partial(tally.begin, messages=2 * len(sizes))
         if off is None:
             tally.count(wires, nbytes)
         else:

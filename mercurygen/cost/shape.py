@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from mercurygen.cost.common import Common
-from mercurygen.cost.kernels import NOTHING, Spent, added
+from mercurygen.cost.kernels import NOTHING, Spent, added, seconds
 from mercurygen.cost.steps import Call, classes_of, steps_of, telling, walked
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import scratch_bytes, share_bytes
@@ -26,6 +26,7 @@ class Calls:
         present: per step the kinds that any class has.
         regions: the same in what they are merged in, of as much as the block covers.
         longest: per step, seconds of the class that takes longest.
+        hosts: per step, those of the host of the class that has most.
         highest: per step, scratch bytes of the class that needs most.
     """
 
@@ -34,11 +35,13 @@ class Calls:
         if shape.steps is not None:
             self.table, kinds = shape.steps.table, shape.steps.kinds
         each = map(_kinds(shape, plan, common, merge).__getitem__, kinds)
-        self.spent, seconds, self.scratch, self.shares, self.regions = zip(*each, strict=True)
+        self.spent, times, self.scratch, self.shares, self.regions = zip(*each, strict=True)
         one = frozenset((0,))
         self.present = shape.steps.present if shape.steps is not None else (one,) * shape.length
-        of = {kinds: max([seconds[kind] for kind in kinds]) for kinds in set(self.present)}
+        of = {kinds: max([times[kind] for kind in kinds]) for kinds in set(self.present)}
         self.longest = list(map(of.__getitem__, self.present))
+        of = {kinds: max([self.spent[kind][3] for kind in kinds]) for kinds in of}
+        self.hosts = list(map(of.__getitem__, self.present))
         of = {kinds: max([self.scratch[kind] for kind in kinds]) for kinds in of}
         self.highest = list(map(of.__getitem__, self.present))
         self._each: dict[int, list[int]] = {}
@@ -106,17 +109,17 @@ class Shape:
     def _longest(self, begin: Sequence[Spent], rest: Sequence[Spent]) -> tuple[Spent, float]:
         if self.steps is None:
             one, times = rest[0], self.length
-            return (one[0] * times, one[1] * times, one[2] * times), 1.0
+            return (one[0] * times, one[1] * times, one[2] * times, one[3] * times), 1.0
         most, compute, ranks, longest = 0.0, 0.0, 0, NOTHING
         for first, others, count in self.steps.sums:
             spent = begin[first]
             for kind, times in others:
-                a, b, c = rest[kind]
-                spent = spent[0] + a * times, spent[1] + b * times, spent[2] + c * times
+                a, b, c, d = (x * times for x in rest[kind])
+                spent = spent[0] + a, spent[1] + b, spent[2] + c, spent[3] + d
             compute += spent[0] * count
             ranks += count
             most = max(most, spent[0])
-            if (sum(spent), spent) > (sum(longest), longest):
+            if (seconds(spent), spent) > (seconds(longest), longest):
                 longest = spent
         return longest, most * ranks / compute
 
@@ -140,7 +143,7 @@ class Kinds(dict[tuple, tuple]):
                 self._calls[call] = self._call(call)
             one, more, share, region = self._calls[call]
             total, most = added(total, one), max(most, more)
-        found = self[calls] = total, sum(total), most, share, region
+        found = self[calls] = total, seconds(total), most, share, region
         return found
 
     def _call(self, call: Call | None) -> tuple:

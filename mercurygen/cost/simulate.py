@@ -3,17 +3,20 @@
 Every rank has one compute stream and one first-in-first-out queue of operations for each mesh
 dimension (a communicator). An operation is ready when the stream has come to it and the one before
 it is over; a collective starts when all members are ready, a message when both ends are. It then
-takes every resource on its way as soon as all are free, in the order of being ready. The host is
-never behind. Ranks that differ only along dimensions on which nothing depends share a trace.
+takes every resource on its way as soon as all are free, in the order of being ready, and the SMs
+that move it are missing to what is computed meanwhile. The host launches kernels and transfers in
+order, without waiting for any; the stream is never ahead of it. Ranks that differ only along
+dimensions on which nothing depends share a trace.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from heapq import heappop, heappush
+from math import inf
 
-from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added
-from mercurygen.cost.links import Network
+from mercurygen.cost.kernels import NOTHING, Kernels, Spent, added, seconds
+from mercurygen.cost.links import Network, regime
 from mercurygen.cost.report import Cost, Times
 from mercurygen.cost.traffic import Totals
 from mercurygen.errors import InternalError
@@ -38,8 +41,8 @@ class Run:
     """Runs of the stream, operations and waits of one trace.
 
     Attributes:
-        items: seconds of the stream, a Batch or Collective, or the number of an operation to wait
-            for.
+        items: seconds of the stream and when the host has launched them at the earliest, a Batch
+            or Collective, or the number of an operation to wait for.
         spent: seconds of all of the stream, by kind.
         peak: most bytes alive.
     """
@@ -47,39 +50,47 @@ class Run:
     __slots__ = ("items", "spent", "peak", "trace")
 
     def __init__(self, played: Trace, kernels: Kernels) -> None:
-        self.items: list[float | Batch | Collective | int] = []
+        self.items: list[tuple[float, float] | Batch | Collective | int] = []
         self.spent: Spent = NOTHING
         self.peak, self.trace = played.peak(), played
-        stretch = 0.0
+        stretch = host = 0.0
+        each = kernels.gpu.host_transfer
         for event in played.events:
             match event:
                 case Alloc() | Free() | Return() | Turn():
                     continue
                 case Kernel():
                     spent = kernels.kernel(event)
-                case Batch() | Collective():
-                    self.items += [stretch, event]
+                case Batch(sends=sends, recvs=recvs):
+                    host += (len(sends) + len(recvs)) * each
+                    self.items += [(stretch, host), event]
+                    stretch = 0.0
+                    continue
+                case Collective():
+                    host += each
+                    self.items += [(stretch, host), event]
                     stretch = 0.0
                     continue
                 case Wait(op):
-                    self.items += [stretch, op]
+                    self.items += [(stretch, host), op]
                     stretch = 0.0
                     continue
                 case _:
                     spent = kernels.event(event, played.buffers)
             self.spent = added(self.spent, spent)
-            stretch += sum(spent)
-        self.items.append(stretch)
+            stretch += seconds(spent)
+            host += spent[3]
+        self.items.append((stretch, host))
 
 
 class _Operation:
     """A batch or collective of one rank."""
 
-    __slots__ = ("rank", "event", "issued", "missing", "end")
+    __slots__ = ("rank", "event", "issued", "missing", "begin", "end", "share")
 
     def __init__(self, rank: int, event: Batch | Collective, issued: float) -> None:
         self.rank, self.event, self.issued = rank, event, issued
-        self.missing, self.end = 0, 0.0
+        self.missing, self.begin, self.end, self.share = 0, inf, 0.0, 0.0
 
 
 class _Simulation:
@@ -95,6 +106,7 @@ class _Simulation:
         self.waits: list[int | None] = [None] * size
         self.transfers = [0.0] * size
         self.done: list[dict[int, float]] = [{} for _ in range(size)]
+        self.busy: list[dict[int, tuple[float, float]]] = [{} for _ in range(size)]
         self.queues = [{dim: deque() for dim in mesh.names} for _ in range(size)]
         self.counts: list[Counter[tuple]] = [Counter() for _ in range(size)]
         self.half: dict[tuple, list[_Operation]] = {}  # who is ready, until all are
@@ -117,14 +129,17 @@ class _Simulation:
         items = self.runs[rank].items
         while self.place[rank] < len(items):
             item = items[self.place[rank]]
-            if isinstance(item, float):
-                self.now[rank] += item
+            if isinstance(item, tuple):
+                stretch, launched = item
+                self.now[rank] = max(self.now[rank] + stretch, launched)
             elif isinstance(item, int):
                 end = self.done[rank].get(item)
                 if end is None:
                     self.waits[rank] = item
                     return
-                self.now[rank] = max(self.now[rank], end)
+                begin, share = self.busy[rank].pop(item)
+                lost = share * max(0.0, min(end, self.now[rank]) - begin)
+                self.now[rank] = max(self.now[rank] + lost, end)
             else:
                 queue = self.queues[rank][item.dim]
                 queue.append(_Operation(rank, item, self.now[rank]))
@@ -181,10 +196,11 @@ class _Simulation:
         for resource, _ in load.seconds:
             begin = max(begin, self.free.get(resource, 0.0))
         end = begin
+        latency, slower = regime(load, nbytes)
         for resource, per_byte in load.seconds:
-            self.free[resource] = begin + nbytes * per_byte
+            self.free[resource] = begin + nbytes * per_byte * slower
             end = max(end, self.free[resource])
-        end += load.latency
+        end += latency
         shift = not hasattr(load, "sent")
         whole = self.network.size**2
         sent = ((members[0], load.level, whole),) if shift else load.sent
@@ -192,6 +208,7 @@ class _Simulation:
         for operation in operations:
             operation.missing -= 1
             operation.end = max(operation.end, end)
+            operation.begin, operation.share = min(operation.begin, begin), load.share
             if not shift or operation.rank == members[0]:
                 self.transfers[operation.rank] += end - begin
             if not operation.missing:
@@ -201,6 +218,7 @@ class _Simulation:
         """The operation is over on its rank: the next of its queue, and the stream, go on."""
         rank, event = operation.rank, operation.event
         self.done[rank][event.op] = operation.end
+        self.busy[rank][event.op] = operation.begin, operation.share
         queue = self.queues[rank][event.dim]
         queue.popleft()
         if queue:
@@ -266,9 +284,9 @@ def simulate(plan: Plan, network: Network, operator: Operator | None = None) -> 
     compute = [one.spent[0] for one in runs]
     slowest = max(range(mesh.size), key=lambda r: (run.now[r], compute[r], -r))
     total, spent = run.now[slowest], runs[slowest].spent
-    exposed = max(0.0, total - sum(spent))
+    exposed = max(0.0, total - seconds(spent))
     return Cost(
-        times=Times(total, *spent, exposed, run.transfers[slowest]),
+        times=Times(total, *spent[:3], exposed, run.transfers[slowest]),
         links=traffic.links(),
         dims=traffic.dims(),
         operations=max(sum(isinstance(x, Batch | Collective) for x in r.items) for r in distinct),

@@ -11,6 +11,7 @@ from operator import add, sub
 
 from mercurygen.cost.common import Common, Route, Wire
 from mercurygen.cost.kernels import Spent
+from mercurygen.cost.links import regime
 from mercurygen.cost.report import Traffic
 
 NEVER = -(2**62)  # bytes alive on ranks that are not there: no peak
@@ -24,6 +25,7 @@ class Tally:
         vary: bytes alive on each class beside that, or None where there are none.
         peak: most bytes alive so far on any rank.
         now: seconds so far.
+        host: seconds until the host has launched all that has been.
         copies: seconds of these that were copies.
         launches: what the least time of a kernel adds to them.
     """
@@ -33,7 +35,9 @@ class Tally:
         self.classes = 1
         self.alive = self.peak = 0
         self.vary: list[int] | None = None
-        self.now = self.transfers = self.copies = self.launches = 0.0
+        self.each = common.kernels.gpu.host_transfer
+        self.now = self.host = self.transfers = self.copies = self.launches = 0.0
+        self.slowing: dict[float, tuple[float, float]] = {}  # by end: begin, share of the SMs
         self.operations = 0
         self.batches: list[int] | None = None  # of each class, beside `operations`
         self.sent: dict[Wire, int] = {}
@@ -47,7 +51,7 @@ class Tally:
         made.__dict__.update(self.__dict__)
         made.classes = classes
         made.sent, made.last, made.free = dict(self.sent), [*self.last], [*self.free]
-        made.sent_each = {}
+        made.sent_each, made.slowing = {}, dict(self.slowing)
         return made
 
     # --- memory -----------------------------------------------------------------------------
@@ -100,17 +104,24 @@ class Tally:
 
     def spend(self, spent: Spent) -> None:
         """Copies of every rank."""
-        _, copies, launches = spent
+        _, copies, launches, host = spent
         self.copies += copies
         self.launches += launches
-        self.now += copies + launches
+        self.run(copies + launches, host)
 
-    def start(self, wire: Wire, nbytes: int) -> float:
+    def run(self, spent: float, host: float) -> None:
+        """Kernels of every rank, which are over no sooner than the host has launched them."""
+        self.host += host
+        self.now += spent
+        if self.host > self.now:
+            self.now = self.host
+
+    def start(self, wire: Wire, nbytes: int, messages: int = 1) -> float:
         """Begin a transfer of all ranks; when it will be over."""
         self.operations += 1
         sent = self.sent
         sent[wire] = sent.get(wire, 0) + nbytes
-        return self.begin(wire, nbytes)
+        return self.begin(wire, nbytes, messages)
 
     def count(self, wires: Sequence[Wire], nbytes: int) -> None:
         """Transfers of all ranks that are to begin."""
@@ -119,9 +130,18 @@ class Tally:
         for wire in wires:
             sent[wire] = sent.get(wire, 0) + nbytes
 
-    def begin(self, wire: Wire, nbytes: int) -> float:
-        """When a transfer that begins now is over: after the one before it on its communicator."""
+    def begin(self, wire: Wire, nbytes: int, messages: int = 1) -> float:
+        """When a transfer that begins now is over: after the one before it on its communicator.
+
+        Args:
+            wire: the transfer.
+            nbytes: of all that a rank sends.
+            messages: that the host starts for it; a collective is one.
+        """
+        self.host += messages * self.each
         free, place, begin = self.free, wire.place, self.now
+        if self.host > begin:
+            begin = self.host
         if self.last[place] > begin:
             begin = self.last[place]
         begin += self.launch
@@ -129,13 +149,17 @@ class Tally:
             if free[level] > begin:
                 begin = free[level]
         end = begin
+        latency, slower = regime(wire, nbytes)
+        nbytes *= slower
         for level, per_byte in wire.seconds:
             free[level] = over = begin + nbytes * per_byte
             if over > end:
                 end = over
-        end += wire.latency
+        end += latency
         self.last[place] = end
         self.transfers += end - begin
+        if wire.share:
+            self.slowing[end] = begin, wire.share
         return end
 
     def start_each(
@@ -154,10 +178,17 @@ class Tally:
         total = self.sent_each.get(key)
         self.sent_each[key] = sizes if total is None else list(map(add, total, sizes))
         self.batches = takes if self.batches is None else list(map(add, self.batches, takes))
-        return self.begin(wire, most * unit) if most else self.now
+        if most:
+            return self.begin(wire, most * unit, 2)
+        self.host += 2 * self.each
+        return self.now
 
     def wait(self, end: float) -> None:
-        """A transfer must be over."""
+        """A transfer must be over; it has slowed what was computed meanwhile."""
+        slowing = self.slowing.pop(end, None)
+        if slowing is not None:
+            begin, share = slowing
+            self.now += share * max(0.0, min(end, self.now) - begin)
         if end > self.now:
             self.now = end
 

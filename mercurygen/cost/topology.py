@@ -33,6 +33,7 @@ _latency = Quantity(_TIME, 0.0, 1.0, "above 0 and at most 1 s")
 _fraction = Quantity(_PLAIN, 0.01, 1.0, "from 0.01 to 1")
 _attention_fraction = Quantity(_PLAIN, 0.001, 1.0, "from 0.001 to 1")
 _count = Quantity(_PLAIN, 1, 65536, "a whole number from 1 to 65536", whole=True)
+_rate = Quantity({"1/s": (1, 1)}, 1e6, 1e18, "above 0, from 1e6 to 1e18 a second")
 
 GPU_NUMBERS = {
     "memory": Quantity(_BYTES, 2**20, 100 * 2**40, "from 1 MiB to 100 TiB", whole=True),
@@ -44,6 +45,17 @@ GPU_NUMBERS = {
     "launch_latency": _latency,
     "attention_efficiency": _attention_fraction,
 }
+GPU_OPTIONAL = {
+    "gradient_efficiency": _attention_fraction,
+    "softmax_rate": _rate,
+    "block_start": _count,
+    "gradient_start": _count,
+    "causal_tail": Quantity(_PLAIN, 0.01, 1.0, "from 0.01 to 1"),
+    "matmul_efficiency": _fraction,
+    "hbm_efficiency": _fraction,
+    "host_launch": _latency,
+    "host_transfer": _latency,
+}
 LEVEL_NUMBERS = {
     "size": _count,
     "bandwidth": _bandwidth,
@@ -51,6 +63,12 @@ LEVEL_NUMBERS = {
     "latency": _latency,
     "port_gpus": _count,
     "port_bandwidth": _bandwidth,
+}
+LEVEL_OPTIONAL = {
+    "sms": _count,
+    "base_latency": _latency,
+    "small_latency": _latency,
+    "swap_efficiency": _fraction,
 }
 
 Rows = tuple[tuple[str, str, str], ...]
@@ -69,8 +87,22 @@ class Gpu:
         matmul_flops_64: dense peak of a float64 matmul, FLOP/s.
         sms: number of streaming multiprocessors.
         launch_latency: least time of any kernel, s.
-        attention_efficiency: fraction of matmul_flops_16 that torch's flash attention forward
-            reaches on long causal sequences of head dimension 128.
+        attention_efficiency: fraction of matmul_flops_16 at which the matrix products of torch's
+            flash attention run.
+        gradient_efficiency: the same of those of its gradient; by default 0.8 of that.
+        softmax_rate: scores a second that its softmax does beside the products (the part that they
+            do not hide); by default 3e10 for each SM.
+        block_start: what a thread block of that attention does before and after its loop over keys,
+            in keys; by default 100.
+        gradient_start: the same of its gradient, in queries; by default 258.
+        causal_tail: the part of its longest thread block that a causal one waits for in the end; by
+            default 1: the longest blocks are launched last.
+        matmul_efficiency: fraction of a peak at which any other matrix product runs; by default
+            0.7.
+        hbm_efficiency: fraction of hbm_bandwidth that element-wise kernels reach; by default 0.9.
+        host_launch: time of the host for one kernel, s; by default launch_latency.
+        host_transfer: time of the host for one message of a batch, or one collective, s; by
+            default launch_latency.
     """
 
     name: str
@@ -82,6 +114,15 @@ class Gpu:
     sms: int
     launch_latency: float
     attention_efficiency: float
+    gradient_efficiency: float
+    softmax_rate: float
+    block_start: int
+    gradient_start: int
+    causal_tail: float
+    matmul_efficiency: float
+    hbm_efficiency: float
+    host_launch: float
+    host_transfer: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +140,12 @@ class Level:
         port_gpus: how many GPUs share one port to this level; 1: none is shared.
         port_bandwidth: nominal, bytes/s of that port in one direction.
         duplex: "full", or "half" if the two directions share the bandwidth.
+        sms: streaming multiprocessors that a rank's transfers keep busy; by default none.
+        base_latency: of one operation, whatever its number of steps, s; by default none.
+        small_latency: of one transfer by a protocol for little data, at half the bandwidth (NCCL's
+            LL), s; by default there is none.
+        swap_efficiency: fraction of that bandwidth that is left when a GPU sends to several others
+            at a time, as in an all-to-all of more than two; by default all of it.
     """
 
     name: str
@@ -111,6 +158,10 @@ class Level:
     port_gpus: int
     port_bandwidth: float
     duplex: str
+    sms: int = 0
+    base_latency: float = 0.0
+    small_latency: float | None = None
+    swap_efficiency: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,31 +206,19 @@ def load(name_or_path: str) -> Topology:
     return _read(name_or_path)[0]
 
 
+def read(name: str, text: str) -> Topology:
+    """A topology from the text of a file.
+
+    Args:
+        name: what errors call it.
+        text: in the form of a topology file.
+    """
+    return _topology(name, text)[0]
+
+
 def sources(name_or_path: str) -> Rows:
     """Every number of a topology: (key, value with its unit as written, source)."""
     return _read(name_or_path)[1]
-
-
-def describe(topology: Topology, sources: Rows) -> str:
-    """The topology for a terminal: levels as a tree, then the GPU, each number with its source."""
-    head = f"{topology.name}: {topology.about}"
-    lines = [head, f"{topology.size} GPUs, {topology.digest}", ""]
-    widest = max(len(value) for _, value, _ in sources)
-    for depth, level in enumerate(topology.levels):
-        margin = "  " * depth
-        share = "full duplex" if level.duplex == "full" else "half duplex"
-        lines.append(f"{margin}{level.name}={level.size}  {level.link}, {level.fabric}, {share}")
-        lines += _table(sources, f"level.{level.name}.", margin, widest)
-    return "\n".join([*lines, "", topology.gpu.name, *_table(sources, "gpu.", "", widest)])
-
-
-def _table(sources: Rows, prefix: str, margin: str, widest: int) -> list[str]:
-    width = max(len(key) for key in (*GPU_NUMBERS, *LEVEL_NUMBERS))
-    return [
-        f"{margin}  {key.removeprefix(prefix):{width}}  {value:>{widest}}  {source}"
-        for key, value, source in sources
-        if key.startswith(prefix)
-    ]
 
 
 def _shipped_folder() -> Any:
@@ -236,16 +275,28 @@ def _level_tables(top: Section) -> list[dict[str, object]]:
 
 
 def _gpu(section: Section) -> tuple[Gpu, list[tuple[str, str, str]]]:
-    section.only(("name", *GPU_NUMBERS))
+    section.only(("name", *GPU_NUMBERS, *GPU_OPTIONAL))
     name = section.words("name", file.PLAIN, 60, "plain ASCII, no quotes, backslashes or #")
     numbers = {key: section.number(key, quantity) for key, quantity in GPU_NUMBERS.items()}
-    rows = [(f"gpu.{key}", *section.row(key)) for key in GPU_NUMBERS]
+    defaults = {
+        "gradient_efficiency": 0.8 * numbers["attention_efficiency"],
+        "softmax_rate": 3e10 * numbers["sms"],
+        "block_start": 100,
+        "gradient_start": 258,
+        "causal_tail": 1.0,
+        "matmul_efficiency": 0.7,
+        "hbm_efficiency": 0.9,
+        "host_launch": numbers["launch_latency"],
+        "host_transfer": numbers["launch_latency"],
+    }
+    given = {key: section.number(key, GPU_OPTIONAL[key]) for key in section.given(GPU_OPTIONAL)}
+    rows = [(f"gpu.{key}", *section.row(key)) for key in (*GPU_NUMBERS, *given)]
     memory = numbers.pop("memory")
-    return Gpu(name, memory_bytes=memory, **numbers), rows  # type: ignore[arg-type]
+    return Gpu(name, memory_bytes=memory, **numbers, **defaults | given), rows  # type: ignore[arg-type]
 
 
 def _level(section: Section, before: list[Level]) -> tuple[Level, list[tuple[str, str, str]]]:
-    section.only(("name", "link", "fabric", "duplex", *LEVEL_NUMBERS))
+    section.only(("name", "link", "fabric", "duplex", *LEVEL_NUMBERS, *LEVEL_OPTIONAL))
     name = section.words("name", file.NAME, 20, "a Python identifier")
     if not name.isidentifier() or keyword.iskeyword(name):
         message = f"{section.label('name')} is {name!r}, not a Python identifier"
@@ -259,8 +310,9 @@ def _level(section: Section, before: list[Level]) -> tuple[Level, list[tuple[str
         "fabric": section.choice("fabric", FABRICS),
         "duplex": section.choice("duplex", DUPLEX),
     }
-    numbers = {key: section.number(key, quantity) for key, quantity in LEVEL_NUMBERS.items()}
-    rows = [(f"level.{name}.{key}", *section.row(key)) for key in LEVEL_NUMBERS]
+    known = LEVEL_NUMBERS | {key: LEVEL_OPTIONAL[key] for key in section.given(LEVEL_OPTIONAL)}
+    numbers = {key: section.number(key, quantity) for key, quantity in known.items()}
+    rows = [(f"level.{name}.{key}", *section.row(key)) for key in known]
     return Level(name=name, **words, **numbers), rows  # type: ignore[arg-type]
 
 
@@ -280,4 +332,12 @@ def _check_level(section: Section, level: Level, levels: list[Level], index: int
     if level.port_bandwidth < level.bandwidth:
         message = f"{section.label('port_bandwidth')} is less than `bandwidth`"
         help = "a GPU cannot send faster than its port: lower `bandwidth` to it"
+        raise section.error("port", "port_bandwidth", message, help)
+    most = level.port_gpus * level.bandwidth
+    if level.port_bandwidth > most * (1 + 1e-9):
+        message = (
+            f"{section.label('port_bandwidth')} is more than its port_gpus={level.port_gpus} of "
+            f"{level.bandwidth / 1e9:g} GB/s can use"
+        )
+        help = f"at most {most / 1e9:g} GB/s, or more GPUs for the port"
         raise section.error("port", "port_bandwidth", message, help)

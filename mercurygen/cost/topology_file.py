@@ -129,6 +129,10 @@ class Section:
             raise self.error("range", key, message, f"nearest: {max(base, 1)}")
         return base
 
+    def given(self, keys: Iterable[str]) -> list[str]:
+        """Those of some keys that the section has."""
+        return [key for key in keys if key in self.table]
+
     def row(self, key: str) -> tuple[str, str]:
         """The number as it is written, with its unit, and its source."""
         entry = self._entry(key)
