@@ -286,7 +286,7 @@ def test_racks_and_nodes_share_a_gpus_port() -> None:
     """A transfer to another rack is out of the NIC that one to another node is out of."""
     net = network(load("racks-h100x128"))
     far, near = (dict(net.path(0, other).seconds) for other in (32, 8))
-    assert set(near) < set(far)
+    assert len(set(near) & set(far)) == 1  # in, they go to other GPUs
     assert {net.levels[resource] for resource in near} == {1}
     inside = network(load("a100x16"))
     assert {inside.levels[resource] for resource, _ in inside.path(0, 8).seconds} == {0}

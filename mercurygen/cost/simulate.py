@@ -41,46 +41,51 @@ class Run:
     """Runs of the stream, operations and waits of one trace.
 
     Attributes:
-        items: seconds of the stream and when the host has launched them at the earliest, a Batch
-            or Collective, or the number of an operation to wait for.
+        items: seconds of the stream and when it is at the earliest that far, for the host launches
+            one kernel after the other; a Batch or Collective; or the number of an operation to
+            wait for.
+        hosts: of every operation, when the host has started it.
         spent: seconds of all of the stream, by kind.
         peak: most bytes alive.
     """
 
-    __slots__ = ("items", "spent", "peak", "trace")
+    __slots__ = ("items", "hosts", "spent", "peak", "trace")
 
     def __init__(self, played: Trace, kernels: Kernels) -> None:
         self.items: list[tuple[float, float] | Batch | Collective | int] = []
+        self.hosts: dict[int, float] = {}
         self.spent: Spent = NOTHING
         self.peak, self.trace = played.peak(), played
-        stretch = host = 0.0
+        stretch = earliest = host = 0.0
         each = kernels.gpu.host_transfer
         for event in played.events:
             match event:
                 case Alloc() | Free() | Return() | Turn():
                     continue
+                case Batch() | Collective() | Wait():
+                    self.items.append((stretch, earliest))
+                    stretch = earliest = 0.0
+                    if isinstance(event, Wait):
+                        self.items.append(event.op)
+                        continue
+                    host += _messages(event) * each
+                    self.hosts[event.op] = host
+                    self.items.append(event)
+                    continue
                 case Kernel():
                     spent = kernels.kernel(event)
-                case Batch(sends=sends, recvs=recvs):
-                    host += (len(sends) + len(recvs)) * each
-                    self.items += [(stretch, host), event]
-                    stretch = 0.0
-                    continue
-                case Collective():
-                    host += each
-                    self.items += [(stretch, host), event]
-                    stretch = 0.0
-                    continue
-                case Wait(op):
-                    self.items += [(stretch, host), op]
-                    stretch = 0.0
-                    continue
                 case _:
                     spent = kernels.event(event, played.buffers)
             self.spent = added(self.spent, spent)
-            stretch += seconds(spent)
             host += spent[3]
-        self.items.append((stretch, host))
+            stretch += seconds(spent)
+            earliest = max(earliest + seconds(spent), host)
+        self.items.append((stretch, earliest))
+
+
+def _messages(event: Batch | Collective) -> int:
+    """Calls of the host that start an operation."""
+    return len(event.sends) + len(event.recvs) if isinstance(event, Batch) else 1
 
 
 class _Operation:
@@ -130,8 +135,8 @@ class _Simulation:
         while self.place[rank] < len(items):
             item = items[self.place[rank]]
             if isinstance(item, tuple):
-                stretch, launched = item
-                self.now[rank] = max(self.now[rank] + stretch, launched)
+                stretch, earliest = item
+                self.now[rank] = max(self.now[rank] + stretch, earliest)
             elif isinstance(item, int):
                 end = self.done[rank].get(item)
                 if end is None:
@@ -142,9 +147,10 @@ class _Simulation:
                 self.now[rank] = max(self.now[rank] + lost, end)
             else:
                 queue = self.queues[rank][item.dim]
-                queue.append(_Operation(rank, item, self.now[rank]))
+                issued = max(self.now[rank], self.runs[rank].hosts[item.op])
+                queue.append(_Operation(rank, item, issued))
                 if len(queue) == 1:
-                    self.activate(queue[0], self.now[rank])
+                    self.activate(queue[0], issued)
             self.place[rank] += 1
 
     def activate(self, operation: _Operation, now: float) -> None:
