@@ -189,7 +189,7 @@ def links(cost: Cost, topology: Topology) -> list[str]:
 def _others(result: Result) -> list[str]:
     """The runner-up, and the best named design if that is another one."""
     best, lines = result.best, []
-    for second in result.ranked[1:2]:
+    for second in result.others[:1]:
         lines += field("runner-up", wrap(_other(second), WIDTH - _COLUMN))
     named = [entry.best for entry in result.named if entry.best is not None]
     named.sort(key=lambda candidate: candidate.key(result.objective))

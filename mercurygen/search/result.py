@@ -13,6 +13,7 @@ from mercurygen.schedule.schedule import Schedule
 from mercurygen.schedule.text import show
 
 OBJECTIVES = ("time", "memory")
+RESOLUTION = 0.01  # times closer than that are alike: the model itself is not so exact
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,13 @@ class Candidate:
     def text(self) -> str:
         """The schedule as a `.sched` file."""
         return show(self.schedule)
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """How much there is to read: dimensions of the mesh, then directives."""
+        below = self.schedule.backward
+        more = len(below.directives) if below is not None else 0
+        return len(self.schedule.mesh.dims), len(self.schedule.directives) + more
 
     def key(self, objective: str) -> tuple:
         """What the search sorts by: the objective, the other one, dimensions, the place.
@@ -135,7 +143,7 @@ class Result:
         objective: "time" or "memory".
         memory_limit: bytes of a GPU.
         counts: of the space.
-        ranked: every simulated candidate, best first.
+        ranked: every simulated candidate, in the order of the objective.
         pareto: those that nothing beats in both time and memory, fastest first.
         named: the named designs.
         unemitted: what the objective prefers to all of these, but has no module yet, or None.
@@ -155,8 +163,17 @@ class Result:
 
     @property
     def best(self) -> Candidate:
-        """What the objective prefers."""
-        return self.ranked[0]
+        """What the objective prefers; of times that the model cannot tell apart, the simplest."""
+        if self.objective != "time":
+            return self.ranked[0]
+        most = self.ranked[0].cost.time * (1 + RESOLUTION)
+        near = [c for c in self.ranked if c.cost.time <= most]
+        return min(near, key=lambda c: (c.lines, c.key("time")))
+
+    @property
+    def others(self) -> tuple[Candidate, ...]:
+        """All but the best, in their order."""
+        return tuple(candidate for candidate in self.ranked if candidate is not self.best)
 
     def to_dict(self) -> dict:
         """For `--json`: plain data, in a fixed order."""

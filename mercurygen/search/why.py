@@ -6,7 +6,7 @@ from mercurygen.cost.report import Cost
 from mercurygen.cost.topology import Level
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.directives import Directive, Parallelize, Shard, Shift, Tile
-from mercurygen.search.result import Candidate, Result
+from mercurygen.search.result import RESOLUTION, Candidate, Result
 
 _PARTS = {
     "compute": "computing on the busiest rank",
@@ -23,8 +23,10 @@ def why(result: Result, *, brief: bool = False) -> str:
         result: of a search.
         brief: leave out the other named designs.
     """
-    best, rest = result.best, result.ranked[1:]
+    best, rest = result.best, result.others
     least = "needs the least memory" if result.objective == "memory" else "is the fastest"
+    if best is not result.ranked[0]:
+        least = f"is the simplest within {RESOLUTION:.0%} of the fastest"
     figures = f"{_figures(best, result.objective)} by the model"
     named = best.design and all(c.design == best.design for c in result.ranked)
     what = f"legal forms of {best.design}" if named else "legal schedules"
@@ -132,9 +134,9 @@ def _parts(a: Cost, b: Cost, slower: float) -> list[str]:
     words = []
     for part in told:
         detail = ""
-        if part == "compute" and round(a.imbalance - b.imbalance, 6):
-            detail = f" (its busiest rank has {b.imbalance:.3g} times the mean work, not "
-            detail += f"{a.imbalance:.3g})"
+        theirs, ours = f"{b.imbalance:.3g}", f"{a.imbalance:.3g}"
+        if part == "compute" and theirs != ours:
+            detail = f" (its busiest rank has {theirs} times the mean work, not {ours})"
         change = "more" if moved[part] > 0 else "less"
         words.append(f"{_ms(abs(moved[part]))} {change} {_PARTS[part]}{detail}")
     return words
