@@ -13,6 +13,7 @@ from mercurygen.emit import (
     gradients,
     header,
     held,
+    kept,
     levels,
     masks,
     nest,
@@ -136,12 +137,15 @@ def refuse(
                     f"write `pin {names}: S over {dims}`, or leave the pins out",
                 )
                 return Refusal("pin-not-supported", lambda explain=explain: explain)
-    return _refused(_not_emitted(plan) or (backward and _backward_not_emitted(backward)))
+    return _refused(_not_emitted(plan) or (backward and _backward_not_emitted(plan, backward)))
 
 
-def _backward_not_emitted(plan: Plan) -> str | None:
+def _backward_not_emitted(plan: Plan, backward: Plan) -> str | None:
     """What of a plan of gradients has no text yet."""
-    return gradients.not_emitted(plan) or _border_not_emitted(plan)
+    axis = kept.numbered_otherwise(plan, backward)
+    if axis is not None:
+        return f"a backward that splits {axis} over dimensions outside of those of what is kept"
+    return gradients.not_emitted(backward) or _border_not_emitted(backward)
 
 
 def _refused(what: str | None) -> Refusal | None:
