@@ -59,7 +59,7 @@ def function(both: Both, backward: list[str]) -> str:
     groups = [f"{name}: dist.ProcessGroup" for name in both.groups]
     more = ["return_lse: bool"] if both.asks else []
     given = ", ".join(
-        ["ctx", "q: Tensor", "k: Tensor", "v: Tensor", *groups, "scale: float", *more]
+        ["ctx: Any", "q: Tensor", "k: Tensor", "v: Tensor", *groups, "scale: float", *more]
     )
     q, out, lse = (held.length(both.plan, name) for name in ("q", "out", "lse"))
     k = held.length(both.plan, "k")
@@ -73,7 +73,7 @@ def function(both: Both, backward: list[str]) -> str:
         "",
         "@staticmethod",
         "@once_differentiable",
-        f"def backward(ctx, grad_out: Tensor, _: Tensor) -> {result}:",
+        f"def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> {result}:",
         f'    """grad_out [B, {out}, H, E] -> gradients of q, k and v, in their shapes."""',
         *(f"    {line}" for line in backward),
     ]

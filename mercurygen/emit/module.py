@@ -49,6 +49,7 @@ _IMPORTS = (  # (what the text mentions, the import), in the order of the module
     ("timedelta", "from datetime import timedelta"),
     ("groupby", "from itertools import groupby"),
     ("product", "from itertools import product"),
+    ("Any", "from typing import Any"),
     ("NamedTuple", "from typing import NamedTuple"),
     ("crc32", "from zlib import crc32"),
 )
