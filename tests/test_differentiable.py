@@ -28,6 +28,8 @@ from mercurygen.lower.events import Event, Kernel, Trace
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import padded_width
 from mercurygen.lower.trace import trace
+from mercurygen.operators import load
+from mercurygen.virtual.run import play
 
 RING, RINGS = "shift k, v: S_kv along", "shift k, v, dk, dv: S_kv along"
 GATHER, GATHERS = "shard k, v: S_kv over", "shard k, v, dk, dv: S_kv over"
@@ -252,3 +254,11 @@ def test_of_one_rank() -> None:
     forward, backward = made.plans
     assert check_text(made.text, forward.plan, backward=backward.plan).ranks == (0,)
     check_gradients(0, 1, made.text, problem, *FLOATS)
+
+
+def test_heads_of_both() -> None:
+    """Heads that only the backward splits: in the docstring, in `_check`, on virtual ranks."""
+    made = CASES["ring, ulysses"]
+    assert "K of 4" in made.plain and "K must be a multiple of 4" in made.plain
+    schedule = made.plans[0].schedule
+    assert play(made.plain, schedule, load("attention"), "<both>").calls == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from math import lcm
+from math import lcm, prod
 
 from mercurygen.errors import InternalError, Refusal, UserError
 from mercurygen.ir.operator import Operator
@@ -14,6 +14,7 @@ from mercurygen.ir.program import Program
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import apply
+from mercurygen.schedule.directives import Parallelize
 from mercurygen.schedule.schedule import Schedule
 
 # No two sizes alike, so that mixed up dimensions fail.
@@ -30,7 +31,7 @@ def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Plan:
     program = apply(operator, schedule)
     if isinstance(schedule.problem, Sizes):
         return _few(operator, schedule, program)
-    count = _plan(program).atoms.count
+    count = _with_backward(schedule, _plan(program).atoms.count)
     refusal: Exception | None = None
     sizes = dict(zip(("head_dim", "v_head_dim"), HEAD_DIMS[DTYPES[dtype]], strict=True))
     for problem in _problems(program, schedule.problem, count):
@@ -44,6 +45,15 @@ def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Plan:
             return plan
         refusal = plan.error()
     raise InternalError(f"no small problem fits the schedule: {refusal}")
+
+
+def _with_backward(schedule: Schedule, count: Mapping[str, int]) -> dict[str, int]:
+    """Parts of every axis where the backward may split it over other ranks."""
+    ways = dict.fromkeys(count, 1)
+    for directive in schedule.backward.directives if schedule.backward else ():
+        if isinstance(directive, Parallelize):
+            ways[directive.axis] *= prod(schedule.mesh.extent(dim) for dim in directive.dims)
+    return {axis: lcm(number, ways[axis]) for axis, number in count.items()}
 
 
 def _few(operator: Operator, schedule: Schedule, program: Program) -> Plan:
