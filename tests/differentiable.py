@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
+from unittest.mock import patch
 
 import reference
 import torch
@@ -45,7 +46,7 @@ v_head_dim={v_head_dim} {dtype} {mask}
 topology test sha256:0123456789abcdef {levels}
 group {group}
 tp 1
-mesh {group}
+mesh {mesh}
 """
 _SIZES = ("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask")
 SAVE = "save q, k, v, out, lse:"
@@ -74,8 +75,9 @@ class Trained:
         """As parsed."""
         problem = problem_of(self.problem, self.dtype)
         sizes = {field: getattr(problem, field) for field in _SIZES}
-        levels = " ".join(f"{each} wire 25GB/s" for each in self.mesh.split())
-        text = _HEADER.format(levels=levels, group=self.mesh, **sizes)
+        levels = " ".join(f"{x} wire 25GB/s" for x in self.mesh.split() or ["gpu=1"])
+        group = self.mesh or "gpu=1"
+        text = _HEADER.format(levels=levels, group=group, mesh=self.mesh, **sizes)
         dims = ", ".join(each.partition("=")[0] for each in self.mesh.split())
         text += f"order S: {self.problem.order} over {dims}\n" if dims else ""
         lines = [*self.forward.split(";"), "backward", *self.backward.split(";")]
@@ -95,10 +97,16 @@ class Trained:
         operator = operators.load("attention")
         return emit(forward.schedule, forward.plan, "tested", operator, backward.plan)
 
+    @functools.cached_property
+    def plain(self) -> str:
+        """The module before black has formatted it, which takes longer than all the rest."""
+        with patch("mercurygen.emit.module._format", str):
+            return Trained(self.mesh, self.forward, self.backward, self.problem, self.dtype).text
+
     @property
     def late(self) -> functools.partial[str]:
-        """The module's text as an argument of `Ranks.add`: emitted just before the fork."""
-        return functools.partial(getattr, self, "text")
+        """`plain` as an argument of `Ranks.add`: emitted just before the fork."""
+        return functools.partial(getattr, self, "plain")
 
     @property
     def world(self) -> int:

@@ -23,10 +23,13 @@ from ranks import Ranks
 
 from mercurygen.emit import kept
 from mercurygen.emit.callsites import check_text
+from mercurygen.errors import UserError
 from mercurygen.lower.events import Event, Kernel, Trace
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import padded_width
 from mercurygen.lower.trace import trace
+from mercurygen.operators import load
+from mercurygen.virtual.run import play
 
 RING, RINGS = "shift k, v: S_kv along", "shift k, v, dk, dv: S_kv along"
 GATHER, GATHERS = "shard k, v: S_kv over", "shard k, v, dk, dv: S_kv over"
@@ -165,8 +168,7 @@ def test_slopes() -> None:
 def test_text(name: str) -> None:
     """The text does what both plans say, on every rank."""
     forward, backward = CASES[name].plans
-    text = CASES[name].text
-    summary = check_text(text, forward.plan, backward=backward.plan)
+    summary = check_text(CASES[name].plain, forward.plan, backward=backward.plan)
     assert summary.events > 20 * CASES[name].world
 
 
@@ -213,3 +215,50 @@ def seen(plan: Plan, played: Trace, lse: int) -> Trace:
             event = replace(event, scratch=event.scratch - inside)
         events.append(event)
     return replace(played, events=tuple(events))
+
+
+REFUSED = {
+    "a backward in parts": (f"{HEADS} m", f"{SAVE} outer;tile H by 2"),
+    "gradients of theirs do not go on": (
+        f"{ROWS} m;{RING} m",
+        f"{RING} m;shift dk, dv: S_kv along m direct",
+    ),
+    "gathers lse": (f"{ROWS} m;{RING} m", f"{KEYS};shard q, do, lse, out, dq: S_q over m"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_not_emitted(words: str) -> None:
+    """What has no text yet is refused in words."""
+    made = Trained("m=2", *REFUSED[words], replace(RUNS, heads=16, kv_heads=8))
+    with pytest.raises(UserError, match=words) as caught:
+        _ = made.plain
+    assert caught.value.slug == "not-emitted"
+
+
+def test_kept_in_other_parts() -> None:
+    """Heads that the forward split over m are not those that n and m split."""
+    problem = replace(SMALL, heads=8, kv_heads=8)
+    made = Trained("n=2 m=2", UNIFIED, f"{HEADS} n, m;{SAVE} inner", problem)
+    with pytest.raises(UserError, match="splits H over dimensions outside"):
+        _ = made.plain
+    outer = Trained("n=2 m=2", UNIFIED, f"{HEADS} n, m;{SAVE} outer", problem)
+    forward, backward = outer.plans
+    assert check_text(outer.plain, forward.plan, backward=backward.plan).events
+
+
+def test_of_one_rank() -> None:
+    """No mesh, no groups: the kernel's gradients, as autograd wants them."""
+    problem = Problem(seq=24, heads=6, kv_heads=3, head_dim=10, value_dim=6)
+    made = Trained("", "", "", problem)
+    forward, backward = made.plans
+    assert check_text(made.text, forward.plan, backward=backward.plan).ranks == (0,)
+    check_gradients(0, 1, made.text, problem, *FLOATS)
+
+
+def test_heads_of_both() -> None:
+    """Heads that only the backward splits: in the docstring, in `_check`, on virtual ranks."""
+    made = CASES["ring, ulysses"]
+    assert "K of 4" in made.plain and "K must be a multiple of 4" in made.plain
+    schedule = made.plans[0].schedule
+    assert play(made.plain, schedule, load("attention"), "<both>").calls == 3

@@ -54,12 +54,12 @@ def apply(both: Both) -> list[str]:
     ]
 
 
-def function(both: Both) -> str:
-    """The class."""
+def function(both: Both, backward: list[str]) -> str:
+    """The class, with the lines of its backward."""
     groups = [f"{name}: dist.ProcessGroup" for name in both.groups]
     more = ["return_lse: bool"] if both.asks else []
     given = ", ".join(
-        ["ctx", "q: Tensor", "k: Tensor", "v: Tensor", *groups, "scale: float", *more]
+        ["ctx: Any", "q: Tensor", "k: Tensor", "v: Tensor", *groups, "scale: float", *more]
     )
     q, out, lse = (held.length(both.plan, name) for name in ("q", "out", "lse"))
     k = held.length(both.plan, "k")
@@ -73,9 +73,9 @@ def function(both: Both) -> str:
         "",
         "@staticmethod",
         "@once_differentiable",
-        f"def backward(ctx, grad_out: Tensor, _: Tensor) -> {result}:",
+        f"def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> {result}:",
         f'    """grad_out [B, {out}, H, E] -> gradients of q, k and v, in their shapes."""',
-        *(f"    {line}" for line in _backward(both)),
+        *(f"    {line}" for line in backward),
     ]
     return "\n".join(
         [
@@ -149,9 +149,12 @@ def _work(both: Both) -> list[str]:
 
 def _into_part(both: Both, swap: Swap) -> list[str]:
     """Tensors in the plan's order; lse has no dimension of its own for components."""
-    group = f"{variable(swap.dim)}{border.runs_argument(both.backward, swap.join)}"
-    group += border.kv_heads_argument(both.backward, swap, after=both.save == "inner")
-    call = f"_sequence_to_{border.NAMES[swap.split]}"
+    if swap.split in border.NAMES:
+        group = f"{variable(swap.dim)}{border.runs_argument(both.backward, swap.join)}"
+        group += border.kv_heads_argument(both.backward, swap, after=both.save == "inner")
+        call = f"_sequence_to_{border.NAMES[swap.split]}"
+    else:  # of what is kept as the forward's body has it
+        call, group = border.from_part(both.backward, swap)
     lines: list[str] = []
     run: list[str] = []
     for name in (*swap.tensors, None):
@@ -197,12 +200,13 @@ def functions(both: Both, forward: list[str]) -> tuple[str, list[str]]:
         texts += border.swap_functions(plan)
     if border.joins(plan):
         texts.append(border.join_function(plan))
-    return beside(function(both), forward, texts)
+    code, found = beside("\n".join(_backward(both)), forward, list(dict.fromkeys(texts)))
+    return function(both, code.split("\n")), found
 
 
 def kernel(plan: Plan) -> list[str]:
     """The kernel's one place, and what adds up its results."""
-    return [render("block_backward"), *([render("add")] if gradients.needs_function(plan) else [])]
+    return [render("block_backward"), *([render("add")] if plan.nest.begin != "only" else [])]
 
 
 def beside(code: str, forward: list[str], backward: list[str]) -> tuple[str, list[str]]:

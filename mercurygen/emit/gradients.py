@@ -26,6 +26,10 @@ def not_emitted(plan: Plan) -> str | None:
     walks = [walk for loop in loops for walk in loop.walks]
     if plan.tiles:
         return "a backward in parts"
+    if any("lse" in loop.tensors and isinstance(s, Gather) for loop in loops for s in loop.stages):
+        return "a backward that gathers lse"
+    if any(swap.gathered == "G" for swap in plan.before):
+        return "a backward that takes query heads back to the sequence before it begins"
     if any(loop.walks and loop.home != "relayed" for loop in loops):
         return "a backward where tiles come by and gradients of theirs do not go on with them"
     if len({loop.outputs for loop in loops if loop.walks}) > 1:
@@ -121,10 +125,11 @@ def functions(plan: Plan) -> list[str]:
     names = Gradients(plan)
     texts = [_function(names, index) for index in range(len(names.levels))]
     if names.moving:
-        moved = " and ".join(next(loop.tensors for loop in plan.nest.loops if loop.walks))
+        moved = _moved(plan)
+        share = f"({', '.join(names.moving)})" if len(names.moving) > 1 else names.moving[0]
         values = {
             "pair": SHARE,
-            "of": f"({', '.join(names.moving)}) of every rank's {moved}",
+            "of": f"{share} of every rank's {moved}",
             "whose": f"its {moved}",
             "merge": "_add(share, arriving)",
         }
@@ -134,12 +139,17 @@ def functions(plan: Plan) -> list[str]:
 
 def heading(plan: Plan) -> str:
     """What moves, in a few words."""
-    loops = [loop for loop in plan.nest.loops if loop.walks]
-    if loops:
-        names = Gradients(plan)
-        moved = " and ".join(loops[0].tensors) if len(loops[0].tensors) < 3 else "queries"
-        return f"backward: {moved} come by, {' and '.join(names.moving)} go on with them"
-    return "backward" if plan.nest.loops else "backward: what only it uses"
+    names = Gradients(plan)
+    if not names.moving:
+        return "backward"
+    go = "go on with them" if len(names.moving) > 1 else "goes on with them"
+    return f"backward: {_moved(plan)} come by, {' and '.join(names.moving)} {go}"
+
+
+def _moved(plan: Plan) -> str:
+    """What comes by, in words."""
+    tensors = next(loop.tensors for loop in plan.nest.loops if loop.walks)
+    return "queries" if "q" in tensors else " and ".join(tensors)
 
 
 # --- the functions ------------------------------------------------------------------------------
@@ -271,10 +281,14 @@ def _body(names: Gradients, index: int) -> list[str]:
     parts = ", ".join(f"{x}[:, {'rows' if x == 'dq' else 'cols'}]" for x in names.every)
     rows, cols = names.program.mask_axes
     if form == "chunks":
+        first, second = "mine", "theirs"  # whose rows, and whose columns
+        if any(loop.axis == rows for loop in plan.nest.loops if loop.walks):
+            first, second = second, first
+        ours = f"{first}, {second}"
         return [
             *lines,
-            f"    mine, theirs = {names.chunks(rows)}, {names.chunks(cols)}",
-            "    for rows, cols, causal in _visible(mine, theirs, q.shape[1] // len(mine)):",
+            f"    {ours} = {names.chunks(rows)}, {names.chunks(cols)}",
+            f"    for rows, cols, causal in _visible({ours}, q.shape[1] // len({first})):",
             f"        _add(({parts}), {block})",
             *end,
         ]

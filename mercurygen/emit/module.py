@@ -13,6 +13,7 @@ from mercurygen.emit import (
     gradients,
     header,
     held,
+    kept,
     levels,
     masks,
     nest,
@@ -49,6 +50,7 @@ _IMPORTS = (  # (what the text mentions, the import), in the order of the module
     ("timedelta", "from datetime import timedelta"),
     ("groupby", "from itertools import groupby"),
     ("product", "from itertools import product"),
+    ("Any", "from typing import Any"),
     ("NamedTuple", "from typing import NamedTuple"),
     ("crc32", "from zlib import crc32"),
 )
@@ -146,12 +148,15 @@ def refuse(
                     f"write `pin {names}: S over {dims}`, or leave the pins out",
                 )
                 return Refusal("pin-not-supported", lambda explain=explain: explain)
-    return _refused(_not_emitted(plan) or (backward and _backward_not_emitted(backward)))
+    return _refused(_not_emitted(plan) or (backward and _backward_not_emitted(plan, backward)))
 
 
-def _backward_not_emitted(plan: Plan) -> str | None:
+def _backward_not_emitted(plan: Plan, backward: Plan) -> str | None:
     """What of a plan of gradients has no text yet."""
-    return gradients.not_emitted(plan) or _border_not_emitted(plan)
+    axis = kept.numbered_otherwise(plan, backward)
+    if axis is not None:
+        return f"a backward that splits {axis} over dimensions outside of those of what is kept"
+    return gradients.not_emitted(backward) or _border_not_emitted(backward)
 
 
 def _refused(what: str | None) -> Refusal | None:
