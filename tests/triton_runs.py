@@ -159,15 +159,13 @@ def found(module: ModuleType, case: Case, tensors: list[Tensor]) -> list[Tensor]
     """The five results, block by block."""
     q, k, v, grad = tensors
     dtype = torch.promote_types(q.dtype, torch.float32)
-    out = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=dtype)
-    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), torch.nan, dtype=dtype)
+    out = torch.zeros((*q.shape[:3], v.shape[3]), dtype=dtype)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=dtype)
     scale, first = q.shape[3] ** -0.5, case.blocks[0][0] == ALL
-    if not first:
-        out.zero_(), lse.fill_(-torch.inf)
     for rows, cols, ahead in case.blocks:
-        at = out[:, rows], lse[:, :, rows]
-        module._block_forward(q[:, rows], k[:, cols], v[:, cols], scale, *at, ahead, first)
-        first = False
+        into = None if first else (out[:, rows], lse[:, :, rows])
+        given = module._block_forward(q[:, rows], k[:, cols], v[:, cols], scale, ahead, into)
+        out, lse, first = (*given, False) if first else (out, lse, False)
     grads = tuple(torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
     delta = module._delta(grad, out)
     for rows, cols, ahead in case.blocks:
@@ -229,7 +227,7 @@ def kept(module: ModuleType) -> bool:
     out, lse = torch.randn(1, 40, 1, 16), 100 * torch.randn(1, 1, 40)
     out[:, 3], lse[:, :, 3] = 0.0, -torch.inf  # a row that has seen nothing so far
     before = out[:, :20].clone(), lse[:, :, :20].clone()
-    module._block_forward(q, k, v, 0.25, out, lse, -20, False)
+    module._block_forward(q, k, v, 0.25, -20, (out, lse))
     return torch.equal(out[:, :20], before[0]) and torch.equal(lse[:, :, :20], before[1])
 
 
@@ -237,8 +235,7 @@ def skipped(module: ModuleType) -> bool:
     """Whether tiles of columns that no row of a tile sees are not even read: they hold NaN."""
     q, k, v, _ = inputs(Case(32, 80))
     k[:, 48:] = v[:, 48:] = torch.nan
-    out, lse = torch.empty(1, 32, 1, 16), torch.empty(1, 1, 32)
-    module._block_forward(q, k, v, 0.25, out, lse, 0, True)
+    out, lse = module._block_forward(q, k, v, 0.25, 0)
     return bool(out.isfinite().all() and lse.isfinite().all())
 
 
@@ -303,7 +300,7 @@ def launch(module: ModuleType, d: int, e: int) -> None:
         for n, heads, size in ((96, 4, d), (80, 2, d), (80, 2, e), (96, 4, e))
     )
     lse = torch.empty(1, 4, 96)
-    module._block_forward(q, k, v, 0.1, grad.float(), lse, 5, False)
+    module._block_forward(q, k, v, 0.1, 5, (grad.float(), lse))
     delta = module._delta(grad, grad)
     grads = tuple(x.float() for x in (q, k, v))
     module._block_backward(grad, q, k, v, lse, delta, 0.1, grads, 5)

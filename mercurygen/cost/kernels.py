@@ -3,19 +3,20 @@
 Attention runs at `attention_efficiency` of the matrix peak on its live (query, key) pairs, or as
 fast as memory brings its tensors, if that is slower. Its gradient has five matrix products where
 attention has two, so 2.5 times the FLOP (as FlashAttention's benchmark_flash_attention.py counts),
-at the same efficiency. Any other body runs its own lines: products at that fraction of the peak
-too, the only one that a topology states, and a pass through memory for every other operation.
-Everything else moves bytes through memory.
+at the same efficiency. The Triton kernel is taken to be as fast: nobody measured it. Any other body
+runs its own lines: products at that fraction of the peak too, the only one that a topology states,
+and a pass through memory for every other operation. Everything else moves bytes through memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 from mercurygen.cost.body import body_of
 from mercurygen.cost.topology import Gpu
 from mercurygen.errors import InternalError
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import ATTENTION, BACKWARD
 from mercurygen.lower.events import (
@@ -35,6 +36,7 @@ from mercurygen.lower.events import (
 )
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import ATEN, padded_width
+from mercurygen.lower.visible import pairs_of
 
 Spent = tuple[float, float, float]  # seconds of compute, of copies, and what launches add
 
@@ -59,8 +61,9 @@ class Kernels:
         """
         self.plan, self.gpu, self.program = plan, gpu, plan.program
         self.aten = plan.program.kernel == ATEN
+        self.triton = plan.program.kernel == TRITON
         self.gradient = plan.program.operator in BACKWARD
-        if not self.aten and operator is None:
+        if not (self.aten or self.triton) and operator is None:
             raise InternalError(f"the lines of {self.program.operator} are not given")
         self.operator = operator
         self.element = plan.itemsize("inputs")
@@ -69,7 +72,7 @@ class Kernels:
         self.flops = peaks[self.element] * gpu.attention_efficiency
         self.hbm, self.launch = gpu.hbm_bandwidth, gpu.launch_latency
         self.names = tuple(axis.name for axis in self.program.axes)
-        if self.aten:
+        if self.aten or self.triton:
             self.width = padded_width(plan)
             self.places = tuple(map(self.names.index, ("B", "S_q", "S_kv", "H", "G")))
             self.sizes = self.program.extent("D"), self.program.extent("D_v")
@@ -91,10 +94,17 @@ class Kernels:
         key = extents, causal, merge
         spent = self._calls.get(key)
         if spent is None:
-            price = (self._gradient if self.gradient else self._aten) if self.aten else self._lines
-            spent = price(*key)
+            spent = self._price()(*key)
             self._calls[key] = spent
         return spent
+
+    def _price(self) -> Callable[[Sequence[int], bool, bool], Spent]:
+        """What a call of the body costs."""
+        if self.triton:
+            return self._triton
+        if self.aten:
+            return self._gradient if self.gradient else self._aten
+        return self._lines
 
     def copy(self, nbytes: float) -> Spent:
         """An element-wise kernel that reads and writes these bytes in all."""
@@ -152,7 +162,7 @@ class Kernels:
         """2 matrix products of 2 FLOP for each live pair, head and component."""
         batch, height, width, kv_heads, group = (extents[i] for i in self.places)
         heads = kv_heads * group
-        pairs = height * (height + 1) // 2 if causal else height * width
+        pairs = pairs_of(height, width, causal)
         flops = 4 * pairs * batch * heads * self.width
         read = height * heads + 2 * width * kv_heads
         rows = batch * height * heads
@@ -165,11 +175,22 @@ class Kernels:
             sizes += self._merge(rows)
         return added(spent, self.copies(sizes)) if sizes else spent
 
+    def _triton(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
+        """The same products at the same rate, heads unpadded; results pass through memory once."""
+        batch, height, width, kv_heads, group = (extents[i] for i in self.places)
+        rows, cols = batch * height * kv_heads * group, batch * width * kv_heads
+        key, value = self.sizes
+        flops = 2 * pairs_of(height, width, causal) * batch * kv_heads * group * (key + value)
+        read = (rows * key + cols * (key + value)) * self.element
+        share = rows * (value + 1) * self.wide
+        seconds = max(flops / self.flops, (read + (2 if merge else 1) * share) / self.hbm)
+        return seconds, 0.0, max(0.0, self.launch - seconds)
+
     def _gradient(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
         """5 matrix products; a sum for each of dq, dk and dv."""
         batch, height, width, kv_heads, group = (extents[i] for i in self.places)
         queries, keys = batch * height * kv_heads * group, batch * width * kv_heads
-        pairs = height * (height + 1) // 2 if causal else height * width
+        pairs = pairs_of(height, width, causal)
         flops = 10 * pairs * batch * kv_heads * group * self.width
         nbytes = (4 * queries + 4 * keys) * self.width * self.element + 2 * queries * self.wide
         seconds = max(flops / self.flops, nbytes / self.hbm)

@@ -21,6 +21,7 @@ from mercurygen.errors import shorten
 from mercurygen.ir.mesh import Mesh
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
+from mercurygen.lower.visible import POSITIONS
 
 MOST_DEPTH = 80  # of the syntax tree; that of an emitted module has 17
 MOST_RANKS = 64  # of larger meshes only a sample is interpreted
@@ -93,7 +94,7 @@ def check_text(text: str, plan: Plan, ranks: Iterable[int] | None = None) -> Sum
     entry = plan.program.operator
     _check_mesh(module, mesh, entry)
     sites = _sites(tree, module)
-    if plan.program.kernel != "aten":
+    if plan.program.kernel == POSITIONS:
         return Summary((), mesh.size, 0, _named(sites))
     chosen = tuple(sample(mesh) if ranks is None else ranks)
     seen: set[int] = set()

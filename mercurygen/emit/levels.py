@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mercurygen.emit import kernels
 from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Loop, Plan
 
@@ -133,7 +134,7 @@ class Names:
     def call(self, index: int, q: str = "q", k: str = "k", v: str = "v") -> str:
         """A call of a level, on these tensors."""
         if self.is_block(index):
-            return f"_block_forward({q}, {k}, {v}, scale, causal=False)"
+            return kernels.call(self.plan, f"{q}, {k}, {v}", False)
         places = [self.letters[dim] for dim in self.places(index)]
         groups = [variable(dim) for dim in self.groups(index)]
         return f"{self.function(index)}({', '.join([q, k, v, *places, *groups, 'scale'])})"

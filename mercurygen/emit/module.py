@@ -11,6 +11,7 @@ from mercurygen.emit import (
     entry,
     header,
     held,
+    kernels,
     levels,
     masks,
     nest,
@@ -25,6 +26,7 @@ from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.needed import need_form, uneven
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.program import SEQUENCE
 from mercurygen.lower.plan import Plan, Swap
@@ -52,6 +54,8 @@ _TORCH = (
     ("dist", "import torch.distributed as dist"),
     ("F", "import torch.nn.functional as F"),
     ("Tensor", "from torch import Tensor"),
+    ("triton", "import triton"),
+    ("tl", "import triton.language as tl"),
     ("DeviceMesh", "from torch.distributed import DeviceMesh"),
     ("P2POp", "from torch.distributed import P2POp"),
     ("Placement", "from torch.distributed.tensor import Placement"),
@@ -268,8 +272,9 @@ def _sections(plan: Plan) -> list[str]:
         sections.append((f"{dims}: all-to-all between sequence and {dealt}", texts))
     if border.joins(plan):
         sections[-1][1].append(border.join_function(plan))
-    block = [render("block")]
-    if plan.nest.begin != "only" or levels.merged(plan):
+    triton = plan.program.kernel == TRITON
+    block = [kernels.forward(plan.program.kernel_options) if triton else render("block")]
+    if levels.merged(plan) or (plan.nest.begin != "only" and not triton):
         block.append(render("merge", blind_rows=levels.blind_rows(plan)))
     sections.append(("one block on one GPU", block))
     checks = [entry.check(plan)]
@@ -298,7 +303,7 @@ def _nest_heading(plan: Plan) -> str:
     whole = whole if len(whole) < 45 else "tiles"
     ranks = prod(mesh.extent(dim) for dim in dims)
     if not dims:
-        return "the k and v of this rank, part by part"
+        return "the k and v of this rank" + (", part by part" if part_counts(plan) else "")
     if plan.nest.walks:
         return f"{whole}: the k and v of {ranks} ranks come by, tile by tile"
     return f"{whole}: the k and v of {ranks} ranks, gathered"
@@ -311,6 +316,7 @@ def _self_check(plan: Plan) -> tuple[str, list[str]]:
     seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
     values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
     values["rows"] = batch if batch > 1 else 2
+    values["mask"] = kernels.mask_argument(plan, causal)
     if not mesh.dims:
         reference = render(
             "reference",

@@ -55,7 +55,7 @@ def read_kernel(line: Line) -> tuple[str, Options]:
     """A kernel and, in brackets, its options in any order, each once.
 
     Raises:
-        UserError: `syntax`, `named-twice`, or as `refused` says.
+        UserError: `syntax`, `named-twice`, `kernel-option-not-legal`.
     """
     kernel = line.name("a kernel")
     if not line.take("("):
@@ -70,18 +70,16 @@ def read_kernel(line: Line) -> tuple[str, Options]:
         line.mark("=")
         found[name] = line.number_("a number")
         if found[name] not in RANGES[name]:
-            raise UserError(
-                *_outside(name, found[name]), span=line.span(start), help=_near(name, found[name])
-            )
+            raise _not_legal(name, found[name]).at(line.span(start))
     line.mark(")")
     return kernel, tuple((name, found[name]) for name in RANGES if name in found)
 
 
-def _outside(name: str, value: int) -> tuple[str, str]:
-    return "kernel-option-not-legal", f"{name}={value} is no value of the kernel's option {name!r}"
-
-
-def _near(name: str, value: int) -> str:
+def _not_legal(name: str, value: int) -> UserError:
     legal = RANGES[name]
-    nearest = min(legal, key=lambda x: (abs(x - value), x))
-    return f"the nearest is {name}={nearest}; legal: {', '.join(map(str, legal))}"
+    nearest = min(legal, key=lambda x: abs(x - value))
+    return UserError(
+        "kernel-option-not-legal",
+        f"{name}={value}: the kernel is made for {', '.join(map(str, legal))}",
+        help=f"the nearest is {name}={nearest}",
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
+from mercurygen.ir.kernel import Options
 from mercurygen.ir.layout import Order
 from mercurygen.ir.mesh import Mesh
 
@@ -145,6 +146,7 @@ class Program:
         stages: how the rest moves, the outermost first.
         border: reshards, in order: those of inputs run before the nest, of outputs after it.
         kernel: what runs the body, once given.
+        kernel_options: its tile sizes, where the schedule gives any.
         combines: how contributions to outputs are merged.
         window: width of a window mask: a row sees itself and the window - 1 before it.
         loops: axes that are looped over; of the others a body takes all.
@@ -168,6 +170,7 @@ class Program:
     stages: tuple[Stage, ...] = ()
     border: tuple[BorderStep, ...] = ()
     kernel: str | None = None
+    kernel_options: Options = ()
     combines: tuple[Combine, ...] = ()
     window: int | None = None
     loops: tuple[str, ...] = ()
@@ -342,5 +345,6 @@ _MADE_OF = {
     "reduce_dtype": _ALWAYS,
     "joins": _ALWAYS,
     "kernel": _ALWAYS,
+    "kernel_options": _ALWAYS,
     "border": _ALWAYS,
 }
