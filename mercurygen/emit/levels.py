@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mercurygen.emit import kernels
 from mercurygen.emit.words import letters, variable
+from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Loop, Plan
 
 PAIR = "tuple[Tensor, Tensor]"
@@ -71,6 +72,7 @@ class Names:
         self.levels = levels(plan)
         self.causal = plan.program.mask != "full"
         self.raw = plan.nest.begin == "only"  # results are as the kernel leaves them
+        self.rounded = self.raw and plan.program.kernel != TRITON  # of the inputs' dtype, strided
         self.trimmed = self.raw and self.causal
 
     def function(self, index: int) -> str:

@@ -317,6 +317,7 @@ def _self_check(plan: Plan) -> tuple[str, list[str]]:
     values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
     values["rows"] = batch if batch > 1 else 2
     values["mask"] = kernels.mask_argument(plan, causal)
+    values["wide"] = plan.program.kernel == TRITON
     if not mesh.dims:
         reference = render(
             "reference",

@@ -102,7 +102,7 @@ def _reducing(names: Names) -> str:
         _shapes(names.plan),
         f"    out, lse = {names.call(0)}",
     ]
-    if names.raw:
+    if names.rounded:
         lines.append("    out = out.to(lse.dtype)")
     for reduce in plan.nest.reduces:
         group = variable(reduce.dim)
