@@ -17,13 +17,13 @@ from command import ROOT, folder, run
 
 from mercurygen import operators
 from mercurygen.cli import virtual
+from mercurygen.cli.build import plans_of
 from mercurygen.cost import topology
 from mercurygen.dsl.parse import parse_operator
 from mercurygen.errors import Refusal, UserError
 from mercurygen.ir.text import parse as parse_commir
 from mercurygen.lower.lower import lower
 from mercurygen.schedule.apply import apply
-from mercurygen.schedule.gradient import gradient
 from mercurygen.schedule.text import HEADER, parse
 from mercurygen.virtual.report import VirtualError
 from mercurygen.virtual.run import Ranks, play
@@ -180,13 +180,11 @@ def _tables(text: str) -> list[tuple[str, list[str]]]:
 def _run_schedule(text: str) -> None:
     source = parse(text, FILES["sched"])
     operator = operators.load(source.schedule.operator)
-    program = apply(operator, source.schedule, source.spans)
-    plan = lower(program)
+    plan = lower(apply(operator, source.schedule, source.spans))
     if isinstance(plan, Refusal):
         raise plan.error()
     if source.schedule.backward is not None:
-        head = source.spans[len(source.schedule.directives)]
-        gradient(source.schedule, program, head)
+        plans_of(source.schedule, source.spans)
 
 
 def _run_python(text: str) -> None:

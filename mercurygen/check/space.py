@@ -14,6 +14,7 @@ from math import prod
 
 from mercurygen.check.content import Content, brief
 from mercurygen.ir.atoms import Region
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import POSITIONS, Block
@@ -178,6 +179,8 @@ def fault_of(
         return None
     if live.striped:
         return _fault_of_stripe(block, rows, cols, live.count)
+    if program.kernel == TRITON:
+        cols = cols[-len(rows) :]  # those before are live: atoms ascend
     if rows != cols:
         return f"a causal block of rows {brief(rows)} and columns {brief(cols)} is no square"
     return None

@@ -12,6 +12,7 @@ from mercurygen.errors import InternalError, Refusal, Span, UserError
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Sizes
 from mercurygen.ir.program import SEQUENCE, Program
+from mercurygen.lower.kept import refuse
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import Attempts, apply, start
@@ -138,6 +139,9 @@ def plans_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Lowered,
     whole = replace(settled, backward=schedule.backward)
     alone = gradient(whole, program, below[0] if below else None)
     backward = Lowered(*plan_of(alone, _spans_of(alone, schedule.backward, below)))
+    refusal = refuse(plan, backward.plan)
+    if refusal is not None:
+        raise refusal.error(below[0] if below else None)
     whole = replace(whole, backward=section(whole, program, backward.schedule))
     return Lowered(whole, program, plan), backward
 

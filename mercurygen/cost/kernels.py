@@ -10,17 +10,19 @@ queries. Neither is faster than memory brings its tensors.
 
 Any other body runs its own lines: products at the GPU's share of the peak, and a pass through
 memory for every other operation. Everything else moves bytes through memory. No kernel takes less
-than a launch; the host, which launches them, takes its own time for each.
+than a launch; the host, which launches them, takes its own time for each. The Triton kernel is
+taken to be as fast as torch's: nobody measured it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 from mercurygen.cost.body import body_of
 from mercurygen.cost.topology import Gpu
 from mercurygen.errors import InternalError
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import ATTENTION, BACKWARD
 from mercurygen.lower.events import (
@@ -72,8 +74,9 @@ class Kernels:
         """
         self.plan, self.gpu, self.program = plan, gpu, plan.program
         self.aten = plan.program.kernel == ATEN
+        self.triton = plan.program.kernel == TRITON
         self.gradient = plan.program.operator in BACKWARD
-        if not self.aten and operator is None:
+        if not (self.aten or self.triton) and operator is None:
             raise InternalError(f"the lines of {self.program.operator} are not given")
         self.operator = operator
         self.element = plan.itemsize("inputs")
@@ -82,7 +85,7 @@ class Kernels:
         self.flops = peaks[self.element]
         self.hbm, self.launch = gpu.hbm_bandwidth * gpu.hbm_efficiency, gpu.launch_latency
         self.names = tuple(axis.name for axis in self.program.axes)
-        if self.aten:
+        if self.aten or self.triton:
             self.width = padded_width(plan)
             self.places = tuple(map(self.names.index, ("B", "S_q", "S_kv", "H", "G")))
             self.sizes = self.program.extent("D"), self.program.extent("D_v")
@@ -104,10 +107,17 @@ class Kernels:
         key = extents, causal, merge
         spent = self._calls.get(key)
         if spent is None:
-            price = (self._gradient if self.gradient else self._aten) if self.aten else self._lines
-            spent = price(*key)
+            spent = self._price()(*key)
             self._calls[key] = spent
         return spent
+
+    def _price(self) -> Callable[[Sequence[int], bool, bool], Spent]:
+        """What a call of the body costs."""
+        if self.triton:
+            return self._triton
+        if self.aten:
+            return self._gradient if self.gradient else self._aten
+        return self._lines
 
     def copy(self, nbytes: float) -> Spent:
         """An element-wise kernel that reads and writes these bytes in all."""
@@ -172,7 +182,7 @@ class Kernels:
         Args:
             heads: over the batch too.
             height: rows of a head.
-            width: columns that each goes over; half of them, if causal.
+            width: columns that each goes over; if causal, up to its own.
             flops: of a score.
             causal: whether the mask cuts the block.
         """
@@ -200,7 +210,7 @@ class Kernels:
         longest = -(-width // TILE) * TILE + start
         loops = -(-blocks // sms) * longest
         if causal:
-            mean = (width + TILE) / 2 + start  # half of what a tile of any shape has
+            mean = width - min(height, width) / 2 + TILE / 2 + start  # the diagonal ends the rows
             loops = min(loops, max(longest, blocks * mean / sms + tail * longest))
         return loops * TILE * sms * score
 
@@ -220,6 +230,17 @@ class Kernels:
         if merge:
             sizes += self._merge(rows)
         return added(spent, self.copies(sizes)) if sizes else spent
+
+    def _triton(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
+        """The same products at the same rate, heads unpadded; results pass through memory once."""
+        batch, height, width, kv_heads, group = (extents[i] for i in self.places)
+        heads = kv_heads * group
+        rows, cols = batch * height * heads, batch * width * kv_heads
+        key, value = self.sizes
+        read = (rows * key + cols * (key + value)) * self.element
+        share = rows * (value + 1) * self.wide
+        work = self.grid(batch * heads, height, width, 2 * (key + value), causal)
+        return self._compute(work, read + (2 if merge else 1) * share)
 
     def _gradient(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
         """5 matrix products; a sum for each of dq, dk and dv."""

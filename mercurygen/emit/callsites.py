@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mercurygen.emit.autograd import Context, Function
-from mercurygen.emit.kept import is_outer
 from mercurygen.emit.playback import Playback
 from mercurygen.emit.playback_backward import BackwardPlayback, check_saved
 from mercurygen.emit.python_bounds import LARGEST_NUMBER, MOST_STEPS, STEPS_AN_EVENT
@@ -23,8 +22,10 @@ from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.python_subset import Interpreter, Module, TextMismatch
 from mercurygen.errors import shorten
 from mercurygen.ir.mesh import Mesh
+from mercurygen.lower.kept import is_outer
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
+from mercurygen.lower.visible import POSITIONS
 
 MOST_DEPTH = 80  # of the syntax tree; that of an emitted module has 17
 MOST_RANKS = 64  # of larger meshes only a sample is interpreted
@@ -107,7 +108,7 @@ def check_text(
         words = "the module has gradients, its schedule has no section backward"
         raise TextMismatch(module.classes[CLASS].lineno, CLASS, words)
     sites = _sites(tree, module)
-    if plan.program.kernel != "aten":
+    if plan.program.kernel == POSITIONS:
         return Summary((), mesh.size, 0, _named(sites))
     chosen = tuple(sample(mesh) if ranks is None else ranks)
     seen: set[int] = set()

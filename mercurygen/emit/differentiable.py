@@ -6,14 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from mercurygen.emit import border, gradients, held, kept, nest, tiles
+from mercurygen.emit import border, gradients, held, nest, tiles
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import called, variable
+from mercurygen.lower.kept import SAVED, is_outer
 from mercurygen.lower.plan import Plan, Swap
 
 NAME = "_Attention"
-SAVED = ", ".join(kept.SAVED)
+KEPT = ", ".join(SAVED)
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Both:
     @property
     def save(self) -> Literal["inner", "outer"]:
         """What is kept for the backward: as the body has it, or as the caller does."""
-        return "outer" if kept.is_outer(self.plan, self.backward) else "inner"
+        return "outer" if is_outer(self.plan, self.backward) else "inner"
 
     @property
     def asks(self) -> bool:
@@ -97,7 +98,7 @@ def _forward(both: Both) -> list[str]:
         out, lse = border.home(plan)
         if lse:
             lse.append("lse = lse.squeeze(3).transpose(1, 2)")
-    save = f"ctx.save_for_backward({SAVED})"
+    save = f"ctx.save_for_backward({KEPT})"
     if inner:
         lines += [save, *out]
         lines += ["if return_lse:", *(f"    {line}" for line in lse)] if lse else []
@@ -133,7 +134,7 @@ def _backward(both: Both) -> list[str]:
         names = [f"({', '.join(groups)})" if len(groups) > 1 else groups[0], *names]
     others = len(both.groups) + 1 + both.asks
     return [
-        f"{SAVED} = ctx.saved_tensors",
+        f"{KEPT} = ctx.saved_tensors",
         f"{', '.join(names)} = {', '.join(given)}",
         *_work(both),
         f"return dq, dk, dv, {', '.join(['None'] * others)}",

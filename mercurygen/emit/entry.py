@@ -9,6 +9,7 @@ from mercurygen.emit import border, differentiable, held, masks, nest, tiles
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import part_counts, runs_of_chunk
 from mercurygen.emit.words import variable
+from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Plan
 
 _PROMISE = "; differentiable in q, k and v."
@@ -144,9 +145,13 @@ _CHECK_GRADIENT = """\
 _CHECK_DTYPES = """\
     names = f"q is {q.dtype}, k {k.dtype}, v {v.dtype}"
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise ValueError(f"{names}: must be one floating dtype")
+        raise ValueError(f"{names}: must be one floating dtype")"""
+
+_CHECK_DTYPE_OF_ATEN = """\
     if q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"{names}: on CUDA the kernel takes float16 and bfloat16")
+        raise ValueError(f"{names}: on CUDA the kernel takes float16 and bfloat16")"""
+
+_CHECK_DEVICES = """\
     if not q.device == k.device == v.device:
         raise ValueError(f"q is on {q.device}, k on {k.device}, v on {v.device}: must be one")"""
 
@@ -164,6 +169,8 @@ def _check_tensors(plan: Plan) -> str:
     same = both if tokens["q"] == tokens["k"] else "k.shape[:2] == v.shape[:2]"
     lines = [
         _CHECK_DTYPES,
+        *([] if plan.program.kernel == TRITON else [_CHECK_DTYPE_OF_ATEN]),
+        _CHECK_DEVICES,
         '    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"',
         f"    if not q.ndim == k.ndim == v.ndim == 4 or not {same}:",
         f'        raise ValueError(f"{{shapes}}: must be [B, {tokens["q"]}, H, D], '

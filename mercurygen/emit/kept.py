@@ -3,49 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
-from math import lcm
 
 from mercurygen.lower.events import Collective, Free, Pack, Return, Trace, Unpack
+from mercurygen.lower.kept import SAVED, is_outer
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
-
-SAVED = ("q", "k", "v", "out", "lse")  # as `save_for_backward` is given them
-
-
-def is_outer(plan: Plan, backward: Plan) -> bool:
-    """Whether what is kept lies as the caller has it: then lse crosses the border in any case."""
-    pins = [(plan.program.tensor(x).pin, backward.program.tensor(x).pin) for x in SAVED]
-    return all(caller == kept for caller, kept in pins)
-
-
-def numbered_otherwise(plan: Plan, backward: Plan) -> str | None:
-    """An axis of what is kept of which the backward takes a rank to have other parts.
-
-    A dimension's parts of an axis are those of its place among all dimensions that split it:
-    where the backward splits heads over an outer dimension too, they are others.
-    """
-    mesh = plan.program.mesh
-    for name, rank in product(SAVED, range(mesh.size)):
-        tensor, place = plan.program.tensor(name), mesh.coordinate(rank)
-        layout = plan.program.tensor(name).pin if is_outer(plan, backward) else None
-        split: dict[str, list[str]] = {}
-        for dim, axis in zip(mesh.names, layout or plan.program.storage(tensor), strict=True):
-            if axis is not None:
-                split.setdefault(axis, []).append(dim)
-        ours = plan.atoms.region(tensor, place, split)
-        theirs = backward.atoms.pinned(backward.program.tensor(name), place)
-        for axis, mine, other in zip(tensor.axes, ours, theirs, strict=True):
-            counts = plan.atoms.count[axis], backward.atoms.count[axis]
-            if _fine(mine, counts[0], counts[1]) != _fine(other, counts[1], counts[0]):
-                return axis
-    return None
-
-
-def _fine(atoms: tuple[int, ...], count: int, other: int) -> list[int]:
-    """Parts of an axis as parts of the least common number of them."""
-    size = lcm(count, other) // count
-    return [atom * size + i for atom in atoms for i in range(size)]
 
 
 def kept(plan: Plan, played: Trace, outer: bool) -> dict[str, int]:

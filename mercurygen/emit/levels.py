@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mercurygen.emit import kernels
 from mercurygen.emit.words import letters, variable
+from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Loop, Plan
 
 PAIR = "tuple[Tensor, Tensor]"
@@ -70,6 +72,7 @@ class Names:
         self.levels = levels(plan)
         self.causal = plan.program.mask != "full"
         self.raw = plan.nest.begin == "only"  # results are as the kernel leaves them
+        self.rounded = self.raw and plan.program.kernel != TRITON  # of the inputs' dtype, strided
         self.trimmed = self.raw and self.causal
 
     def function(self, index: int) -> str:
@@ -133,7 +136,7 @@ class Names:
     def call(self, index: int, q: str = "q", k: str = "k", v: str = "v") -> str:
         """A call of a level, on these tensors."""
         if self.is_block(index):
-            return f"_block_forward({q}, {k}, {v}, scale, causal=False)"
+            return kernels.call(self.plan, f"{q}, {k}, {v}", False)
         places = [self.letters[dim] for dim in self.places(index)]
         groups = [variable(dim) for dim in self.groups(index)]
         return f"{self.function(index)}({', '.join([q, k, v, *places, *groups, 'scale'])})"

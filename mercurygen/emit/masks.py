@@ -8,6 +8,7 @@ from typing import Literal
 from mercurygen.emit.loops import column_parts, part_counts, runs_of_chunk
 from mercurygen.emit.needed import need_form
 from mercurygen.emit.words import letters, variable
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.problem import ATTENTION
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, visible
@@ -63,10 +64,11 @@ def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]
 def visible_functions(plan: Plan) -> list[str]:
     """`_visible`, and `_chunks` where something goes by their numbers."""
     form = mask_form(plan)
+    chunkwise = _VISIBLE_JOINED if plan.program.kernel == TRITON else _VISIBLE_CHUNKS
     halves, stripes = _VISIBLE_HALVES, _VISIBLE_STRIPES
     if plan.nest.begin != "first":  # of our own tile, too
         halves, stripes = _ALL_HALVES, _ALL_STRIPES
-    fixed = {"halves": halves, "stripes": stripes, "chunks": _VISIBLE_CHUNKS}
+    fixed = {"halves": halves, "stripes": stripes, "chunks": chunkwise}
     texts = [fixed[form]] if form in fixed else []
     if "chunks" in (form, need_form(plan)) and plan.program.order.dims:
         texts.append(chunks(plan))
@@ -126,6 +128,29 @@ def _visible(
             yield span, slice(0, before * size), False
         if own:  # their own chunks: a square on the diagonal
             yield span, slice(before * size, (before + 1 + len(rest)) * size), True'''
+
+_VISIBLE_JOINED = '''\
+def _visible(
+    rows: list[int], cols: list[int], size: int
+) -> Iterator[tuple[slice, slice, int | None]]:
+    """Cut rows x cols, chunks of `size` tokens, into the blocks that the causal mask leaves.
+
+    Yields rows and columns, in tokens, and `ahead`: row i sees columns up to i + ahead; None: all.
+    """
+
+    def kind(row: int) -> tuple[bool, int]:
+        """What neighbouring rows of one block have in common."""
+        before, own = bisect_left(cols, rows[row]), rows[row] in cols
+        return own, before - row if own else before
+
+    for (own, _), run in groupby(range(len(rows)), kind):
+        first, *rest = run
+        span = slice(first * size, (first + 1 + len(rest)) * size)
+        before = bisect_left(cols, rows[first])  # chunks that lie wholly before these
+        if own:  # their own chunks come last
+            yield span, slice(0, (before + 1 + len(rest)) * size), before * size
+        elif before:
+            yield span, slice(0, before * size), None'''
 
 _RUN = '''\
 def _run(chunks: list[int], index: int, count: int) -> list[int]:

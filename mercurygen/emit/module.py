@@ -13,7 +13,7 @@ from mercurygen.emit import (
     gradients,
     header,
     held,
-    kept,
+    kernels,
     levels,
     masks,
     nest,
@@ -29,6 +29,7 @@ from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.needed import need_form, uneven
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import BACKWARD
 from mercurygen.ir.program import SEQUENCE
@@ -59,6 +60,8 @@ _TORCH = (
     ("dist", "import torch.distributed as dist"),
     ("F", "import torch.nn.functional as F"),
     ("Tensor", "from torch import Tensor"),
+    ("triton", "import triton"),
+    ("tl", "import triton.language as tl"),
     ("once_differentiable", "from torch.autograd.function import once_differentiable"),
     ("DeviceMesh", "from torch.distributed import DeviceMesh"),
     ("P2POp", "from torch.distributed import P2POp"),
@@ -133,7 +136,7 @@ def refuse(
     """
     program = plan.program
     if program.operator in BACKWARD:
-        return _refused(_backward_not_emitted(plan))
+        return _refused(gradients.not_emitted(plan) or _border_not_emitted(plan))
     if program.kernel == OWN_BODY and operator is not None:
         return _refused(operator_refusals.not_emitted(plan, operator))
     for tensor in program.tensors:
@@ -148,15 +151,7 @@ def refuse(
                     f"write `pin {names}: S over {dims}`, or leave the pins out",
                 )
                 return Refusal("pin-not-supported", lambda explain=explain: explain)
-    return _refused(_not_emitted(plan) or (backward and _backward_not_emitted(plan, backward)))
-
-
-def _backward_not_emitted(plan: Plan, backward: Plan) -> str | None:
-    """What of a plan of gradients has no text yet."""
-    axis = kept.numbered_otherwise(plan, backward)
-    if axis is not None:
-        return f"a backward that splits {axis} over dimensions outside of those of what is kept"
-    return gradients.not_emitted(backward) or _border_not_emitted(backward)
+    return _refused(_not_emitted(plan)) or (refuse(backward) if backward else None)
 
 
 def _refused(what: str | None) -> Refusal | None:
@@ -265,8 +260,9 @@ def _heading(text: str) -> str:
 def _sections(plan: Plan, both: Both | None) -> list[str]:
     """Everything after the public function, each group under a heading of its own."""
     sections = [_layout(plan), *_work(plan)]
-    block = [render("block")]
-    if plan.nest.begin != "only" or levels.merged(plan):
+    triton = plan.program.kernel == TRITON
+    block = [kernels.forward(plan.program.kernel_options) if triton else render("block")]
+    if levels.merged(plan) or (plan.nest.begin != "only" and not triton):
         block.append(render("merge", blind_rows=levels.blind_rows(plan)))
     function = []
     if both:
@@ -344,7 +340,7 @@ def _nest_heading(plan: Plan) -> str:
     whole = whole if len(whole) < 45 else "tiles"
     ranks = prod(mesh.extent(dim) for dim in dims)
     if not dims:
-        return "the k and v of this rank, part by part"
+        return "the k and v of this rank" + (", part by part" if part_counts(plan) else "")
     if plan.nest.walks:
         return f"{whole}: the k and v of {ranks} ranks come by, tile by tile"
     return f"{whole}: the k and v of {ranks} ranks, gathered"
@@ -358,6 +354,8 @@ def _self_check(plan: Plan, both: Both | None) -> Section:
     seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
     values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
     values["rows"] = batch if batch > 1 else 2
+    values["mask"] = kernels.mask_argument(plan, causal)
+    values["wide"] = plan.program.kernel == TRITON
     if not mesh.dims:
         reference = render(
             reference_text,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, results, rings
+from mercurygen.emit import direct, kernels, results, rings
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import partial
 from mercurygen.emit.loops import (
@@ -15,6 +15,7 @@ from mercurygen.emit.loops import (
 )
 from mercurygen.emit.masks import Form, mask_form
 from mercurygen.emit.words import letters, variable
+from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Plan
 
 
@@ -28,7 +29,12 @@ def group_dims(plan: Plan) -> tuple[str, ...]:
 
 
 def needs_attend(plan: Plan) -> bool:
-    """Whether the body is more than one call of the kernel on what the border leaves."""
+    """Whether the body is more than one call of the kernel on what the border leaves.
+
+    The Triton kernel's result is rounded after it, too.
+    """
+    if plan.nest.begin == "only" and plan.program.kernel == TRITON:
+        return True
     if part_counts(plan):
         return plan.nest.begin != "only"
     if column_parts(plan) > 1:
@@ -39,7 +45,7 @@ def needs_attend(plan: Plan) -> bool:
 def attend_call(plan: Plan, tiles: str) -> str:
     """The call of the body on q, k and v."""
     if not needs_attend(plan):
-        return f"_block_forward({tiles}, scale, causal={plan.program.mask == 'causal'})"
+        return kernels.call(plan, tiles, plan.program.mask == "causal")
     groups = "".join(f", {variable(dim)}" for dim in group_dims(plan))
     return f"_attend({tiles}{groups}, scale{', i' if _rows_in_parts(plan) else ''})"
 
@@ -67,9 +73,7 @@ def attend(plan: Plan) -> str:
     if leading(plan) and not walking(plan) and not part_counts(plan):
         lines.append(f"    k, v = {tiles}")
     if nest.begin == "only":
-        causal = plan.program.mask == "causal"
-        lines.append(f"    return _block_forward(q, k, v, scale, causal={causal})")
-        return "\n".join(lines)
+        return "\n".join([*lines, *kernels.returned(plan)])
     if walking(plan):
         lines.append(f"    tiles = {_walk_call(plan, tiles)}")
     elif column_parts(plan) > 1:
@@ -113,8 +117,8 @@ def _first(plan: Plan, form: Form) -> list[str]:
     return [
         "",
         f"    {tile} = next(tiles)  # our own",
-        f"    out, lse = _block_forward(q, keys, values, scale, causal={causal})",
-        "    out = out.to(lse.dtype)",
+        f"    out, lse = {kernels.call(plan, 'q, keys, values', causal)}",
+        *kernels.widened(plan),
     ]
 
 
@@ -129,7 +133,8 @@ def _empty() -> list[str]:
 
 def _merges(plan: Plan, form: Form) -> list[str]:
     """The loop over the tiles that are left, and over what the mask leaves of each."""
-    whole = "_merge(out, lse, *_block_forward(q, keys, values, scale, causal=False))"
+    whole = kernels.merged(plan, "out, lse", "q, keys, values", False)
+    part = "out[:, rows], lse[:, :, rows]"
     if form == "all":
         return ["    for keys, values in tiles:", f"        {whole}"]
     if form == "before":
@@ -139,19 +144,19 @@ def _merges(plan: Plan, form: Form) -> list[str]:
             f"            {whole}",
         ]
     if form in ("halves", "stripes"):
-        causal, tokens = form == "stripes", ", q.shape[1]" if form == "halves" else ""
-        call = f"*_block_forward(q[:, rows], keys[:, cols], values[:, cols], scale, {causal=})"
+        tokens = ", q.shape[1]" if form == "halves" else ""
+        tensors = "q[:, rows], keys[:, cols], values[:, cols]"
         return [
             "    for owner, (keys, values) in tiles:",
             f"        rows, cols = _visible(me, owner{tokens})",
-            f"        _merge(out[:, rows], lse[:, :, rows], {call})",
+            f"        {kernels.merged(plan, part, tensors, form == 'stripes')}",
         ]
     tiled = walking(plan) or column_parts(plan) > 1
     keys, values = ("keys", "values") if tiled else ("k", "v")
-    call = f"*_block_forward(q[:, rows], {keys}[:, cols], {values}[:, cols], scale, causal)"
+    tensors = f"q[:, rows], {keys}[:, cols], {values}[:, cols]"
     loop = [
-        f"for rows, cols, causal in _visible(mine, {_tile_chunks(plan)}, size):",
-        f"    _merge(out[:, rows], lse[:, :, rows], {call})",
+        f"for rows, cols, {kernels.mask_word(plan)} in _visible(mine, {_tile_chunks(plan)}, size):",
+        f"    {kernels.merged(plan, part, tensors, kernels.CUT)}",
     ]
     if not tiled:
         return [f"    {line}" for line in loop]

@@ -15,6 +15,7 @@ from mercurygen.emit.handles import Group, Operation, Work
 from mercurygen.emit.matching import Matching
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.values import EXTERNALS, Storage, Tensor
+from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.events import (
     Batch,
     Collective,
@@ -44,7 +45,7 @@ class Playback(Matching):
         """What is called instead of functions of the module."""
         return {
             "_check": lambda values: None,
-            "_block_forward": lambda values: self.kernel(**values),
+            "_block_forward": self.triton if self.program.kernel == TRITON else self.aten,
             "_merge": lambda values: self.merge(**values),
             "_weigh": lambda values: self.weigh(**values),
             "_unweigh": lambda values: self.unweigh(**values),
@@ -181,26 +182,58 @@ class Playback(Matching):
         whole = tuple((axis, *span) for axis, span in cuts.items())
         self.part(name, tensor, whole, ends, event.extents)
 
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, scale: Any, causal: Any) -> Any:
-        """`_block_forward`."""
+    def block(self, values: dict[str, Any]) -> Kernel:
+        """What a block reads: the plan's next call."""
         event = self.expect(Kernel, "runs the kernel")
-        tensors = zip(self.program.inputs, (q, k, v), event.inputs, strict=True)
-        for declared, tensor, operand in tensors:
-            name = declared.name
+        for declared, operand in zip(self.program.inputs, event.inputs, strict=True):
+            name, tensor = declared.name, values[declared.name]
             self.bind(f"{name} of the kernel", operand.buffer, tensor.storage)
             self.of_block(name, tensor, operand, event)
-        self.same("causal", event.block.causal, causal)
-        self.same("scale", self.scale, scale)
-        out = Tensor.new([*q.shape[:3], v.shape[3]], self.dtype, "kernel", sure=False)
+        self.same("scale", self.scale, values["scale"])
+        return event
+
+    def shares(self, values: dict[str, Any], dtype: Any, sure: bool) -> tuple[Tensor, Tensor]:
+        """Fresh out and lse of a block; `sure`: dense in the order of their dimensions."""
+        q, v = values["q"], values["v"]
+        out = Tensor.new([*q.shape[:3], v.shape[3]], dtype, "kernel", sure=sure)
         lse = [q.shape[0], q.shape[2], q.shape[1]]
-        shares = out, Tensor.new(lse, self.accumulator, "kernel", sure=False)
-        if event.merge:
-            self.merging = event, [share.storage for share in shares]
-        else:
-            for operand, share in zip(event.outputs, shares, strict=True):
-                self.bound[operand.buffer] = share.storage
-                share.storage.buffer = operand.buffer
+        return out, Tensor.new(lse, self.accumulator, "kernel", sure=sure)
+
+    def begins(self, event: Kernel, shares: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """A block whose own result is what the plan goes on with."""
+        for operand, share in zip(event.outputs, shares, strict=True):
+            self.bound[operand.buffer] = share.storage
+            share.storage.buffer = operand.buffer
         return shares
+
+    def merges(self, event: Kernel, results: tuple[Tensor, Tensor]) -> None:
+        """A block merged into results."""
+        for name, operand, tensor in zip(("out", "lse"), event.outputs, results, strict=True):
+            self.bind(f"{name} of the merge", operand.buffer, tensor.storage)
+            self.of_block(name, tensor, operand, event)
+            tensor.storage.contents += 1
+            self.contents[operand.buffer] += 1
+
+    def aten(self, values: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """`_block_forward` of torch's kernel, which `_merge` may follow."""
+        event = self.block(values)
+        self.same("causal", event.block.causal, values["causal"])
+        shares = self.shares(values, self.dtype, sure=False)
+        if not event.merge:
+            return self.begins(event, shares)
+        self.merging = event, [share.storage for share in shares]
+        return shares
+
+    def triton(self, values: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """`_block_forward` of the Triton kernel, which merges by itself."""
+        event, into = self.block(values), values["into"]
+        ahead = values["k"].shape[1] - values["q"].shape[1] if event.block.causal else None
+        self.same("ahead", ahead, values["ahead"])
+        self.same("merged", event.merge, into is not None)
+        if into is None:
+            return self.begins(event, self.shares(values, self.accumulator, sure=True))
+        self.merges(event, into)
+        return into
 
     def merge(self, out: Tensor, lse: Tensor, share_out: Tensor, share_lse: Tensor) -> None:
         """`_merge`."""
@@ -210,11 +243,7 @@ class Playback(Matching):
         event, made = self.merging
         if [share.storage for share in shares] != made or not all(share.whole for share in shares):
             raise Complaint("merges something else than the block's result")
-        for name, operand, tensor in zip(("out", "lse"), event.outputs, (out, lse), strict=True):
-            self.bind(f"{name} of the merge", operand.buffer, tensor.storage)
-            self.of_block(name, tensor, operand, event)
-            tensor.storage.contents += 1
-            self.contents[operand.buffer] += 1
+        self.merges(event, (out, lse))
         self.merging = None
         self.compared += 1
 

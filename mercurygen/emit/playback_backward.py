@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from mercurygen.emit.autograd import Context
-from mercurygen.emit.kept import SAVED, is_outer, kept
+from mercurygen.emit.kept import kept
 from mercurygen.emit.playback import Playback
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.values import Dtype, Tensor
 from mercurygen.lower.events import Kernel, Merge
+from mercurygen.lower.kept import SAVED, is_outer
 
 GRAD_OUT = "do"
 

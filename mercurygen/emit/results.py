@@ -6,7 +6,7 @@ inside it, and `_partial` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import held
+from mercurygen.emit import held, kernels
 from mercurygen.emit.border import is_striped, runs_argument
 from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
 from mercurygen.emit.needed import need_form
@@ -102,7 +102,7 @@ def _reducing(names: Names) -> str:
         _shapes(names.plan),
         f"    out, lse = {names.call(0)}",
     ]
-    if names.raw:
+    if names.rounded:
         lines.append("    out = out.to(lse.dtype)")
     for reduce in plan.nest.reduces:
         group = variable(reduce.dim)
@@ -233,12 +233,15 @@ def _ring(names: Names, index: int) -> list[str]:
     owner = names.letters[names.levels[index].loop.walks[-1].dim] if names.causal else "_"
     tile = f"{owner}, (keys, values)" if with_owner(names.plan) else "keys, values"
     inner = names.call(index + 1, k="keys", v="values")
+    more = f"_merge(out, lse, *{inner})"
+    if names.is_block(index + 1):
+        more = kernels.merged(names.plan, "out, lse", "q, keys, values", False)
     return [
         f"    tiles = {_walk(names, index)}",
         f"    {tile} = next(tiles)  # our own",
         f"    out, lse = {inner}",
         f"    for {tile} in tiles:",
-        f"        _merge(out, lse, *{inner})",
+        f"        {more}",
     ]
 
 
@@ -246,17 +249,17 @@ def _body(names: Names, index: int) -> list[str]:
     """The body on what the mask leaves of tiles."""
     level = names.levels[index]
     if names.raw and not names.causal:
-        return ["    return _block_forward(q, k, v, scale, causal=False)"]
+        return [f"    return {kernels.call(names.plan, 'q, k, v', False)}"]
     if names.plan.nest.begin == "first":
         return _first(names, index)
     rows, cols = (names.chunks(axis) for axis in names.program.mask_axes)
-    block = "_block_forward(q[:, rows], {k}[:, cols], {v}[:, cols], scale, causal)"
+    plan, word = names.plan, kernels.mask_word(names.plan)
     if names.trimmed:
-        share = block.format(k="k", v="v")
+        share = kernels.call(plan, "q[:, rows], k[:, cols], v[:, cols]", kernels.CUT)
         return [
             f"    theirs, mine = {rows}, {cols}",
             "    blocks = _visible(theirs, mine, q.shape[1] // len(theirs))  # one at most",
-            f"    return [x for rows, cols, causal in blocks for x in {share}]",
+            f"    return [x for rows, cols, {word} in blocks for x in {share}]",
         ]
     lines = [
         "    dtype = torch.promote_types(q.dtype, torch.float32)",
@@ -269,16 +272,18 @@ def _body(names: Names, index: int) -> list[str]:
         owner = f"{names.letters[level.loop.walks[-1].dim]}, " if with_owner(names.plan) else ""
         tile = f"_, ({k}, {v})" if owner else f"{k}, {v}"
         lines.append(f"    for {tile} in {_walk(names, index)}:")
-        whole = f"_merge(out, lse, *_block_forward(q, {k}, {v}, scale, causal=False))"
+        whole = kernels.merged(plan, "out, lse", f"q, {k}, {v}", False)
         return [*lines, f"        {whole}", "    return out, lse"]
     lines += [f"    mine = {rows}", "    size = q.shape[1] // len(mine)"]
     if level.loop:
         owner = names.letters[level.loop.walks[-1].dim]
         lines.append(f"    for {owner}, ({k}, {v}) in {_walk(names, index)}:")
+    tensors = f"q[:, rows], {k}[:, cols], {v}[:, cols]"
+    block = kernels.merged(plan, "out[:, rows], lse[:, :, rows]", tensors, kernels.CUT)
     return [
         *lines,
-        f"{pad}for rows, cols, causal in _visible(mine, {cols}, size):",
-        f"{pad}    _merge(out[:, rows], lse[:, :, rows], *{block.format(k=k, v=v)})",
+        f"{pad}for rows, cols, {word} in _visible(mine, {cols}, size):",
+        f"{pad}    {block}",
         "    return out, lse",
     ]
 
@@ -286,14 +291,14 @@ def _body(names: Names, index: int) -> list[str]:
 def _first(names: Names, index: int) -> list[str]:
     """The body on tiles of which the first is one block: the others are merged into its result."""
     tile = "_, (keys, values)" if with_owner(names.plan) else "keys, values"
-    block = "_block_forward(q, keys, values, scale, causal=False)"
+    plan, tensors = names.plan, "q, keys, values"
     return [
         f"    tiles = {_walk(names, index)}",
         f"    {tile} = next(tiles)  # our own",
-        f"    out, lse = {block}",
-        "    out = out.to(lse.dtype)",
+        f"    out, lse = {kernels.call(plan, tensors, False)}",
+        *kernels.widened(plan),
         f"    for {tile} in tiles:",
-        f"        _merge(out, lse, *{block})",
+        f"        {kernels.merged(plan, 'out, lse', tensors, False)}",
         "    return out, lse",
     ]
 

@@ -37,8 +37,8 @@ def ways_home(names: Names) -> list[str]:
             texts += _to_owners(names, shares)
         else:
             alone = any(not loop.tensors for loop in loops if loop.home == "relayed")
-            texts.append(render("carry", alone=alone, raw=names.raw, **_CARRIED))
-    if names.raw and loops:
+            texts.append(render("carry", alone=alone, raw=names.rounded, **_CARRIED))
+    if names.rounded and loops:
         dense = "list[Tensor]" if names.trimmed else "tuple[Tensor, ...]"
         values = {"share_type": shares, "dense_type": dense, "trimmed": names.trimmed}
         texts.append(render("dense", **values))
@@ -53,7 +53,7 @@ def _to_owners(names: Names, shares: str) -> list[str]:
     part = "tuple[Tensor, ...]"
     values = {
         "trimmed": names.trimmed,
-        "raw": names.raw,
+        "raw": names.rounded,
         "share_type": shares,
         "arriving_type": f"tuple[slice, {part}]" if names.trimmed else part,
         "sends_type": shares if names.trimmed else part,

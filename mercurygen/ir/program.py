@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
+from mercurygen.ir.kernel import Options
 from mercurygen.ir.layout import Order
 from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.shared import Layout, Routes, Shared
@@ -158,6 +159,7 @@ class Program:
         stages: how the rest moves, the outermost first.
         border: reshards, in order: those of inputs run before the nest, of outputs after it.
         kernel: what runs the body, once given.
+        kernel_options: its tile sizes, where the schedule gives any.
         combines: how contributions to outputs are merged.
         window: width of a window mask: a row sees itself and the window - 1 before it.
         loops: axes that are looped over; of the others a body takes all.
@@ -181,6 +183,7 @@ class Program:
     stages: tuple[Stage, ...] = ()
     border: tuple[BorderStep, ...] = ()
     kernel: str | None = None
+    kernel_options: Options = ()
     combines: tuple[Combine, ...] = ()
     window: int | None = None
     loops: tuple[str, ...] = ()
@@ -371,5 +374,6 @@ _MADE_OF = {
     "reduce_dtype": (),
     "joins": (),
     "kernel": (),
+    "kernel_options": (),
     "border": (),
 }

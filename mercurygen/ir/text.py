@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from mercurygen.errors import Span, UserError
+from mercurygen.ir.kernel import shown
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.names import REPLICATED
 from mercurygen.ir.program import SEQUENCE, Axis, BorderStep, Program, Tensor
@@ -127,8 +128,10 @@ def _show_nest(program: Program) -> Iterator[str]:
         indent += "  "
     whole = tuple(tensor.name for tensor in (*program.inputs, *program.derived))
     reads = "" if program.body == whole else f" reads {_listed(program.body)}".rstrip()
-    kernel = f" with {program.kernel}" if program.kernel is not None else ""
-    yield f"{indent}body{reads}{kernel}"
+    if program.kernel is None:
+        yield f"{indent}body{reads}"
+    else:
+        yield f"{indent}body{reads} with {shown(program.kernel, program.kernel_options)}"
 
 
 # --- parsing --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from mercurygen.errors import UserError, closest, shorten
+from mercurygen.ir.kernel import Options, read_kernel
 from mercurygen.ir.layout import ORDERS, Order
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Mesh, check_name
@@ -64,7 +65,7 @@ class Reader:
         joins = self.many("join", self.axis_names)
         tiles = self.many("tile", self.read_tile)
         border = self.many("reshard", self.read_reshard)
-        stages, (body, kernel) = self.read_nest()
+        stages, (body, kernel, options) = self.read_nest()
         border += self.many("reshard", self.read_reshard)
         if self.next < len(self.lines):
             raise self.lines[self.next].error("syntax", "the line stands too late, or is unknown")
@@ -83,6 +84,7 @@ class Reader:
             stages=stages,
             border=tuple(step for steps in border for step in steps),
             kernel=kernel,
+            kernel_options=options,
             combines=tuple(combines),
             window=window,
             loops=loops[0] if loops else (),
@@ -343,17 +345,17 @@ class Reader:
         options = read_options(line) if kind == "walk" else ()
         return Stage(names, kind, axis, dim, options, self.dtype(line))
 
-    def read_body(self, line: Line) -> tuple[tuple[str, ...], str | None]:
+    def read_body(self, line: Line) -> tuple[tuple[str, ...], str | None, Options]:
         """What follows `body`: what it reads, if not everything, and its kernel."""
         body = tuple(tensor.name for tensor in self.tensors if tensor.role != "output")
         if line.take("reads"):
             body = () if line.done() or line.ahead("with") else self.reads(line)
         if not line.take("with"):
-            return body, None
+            return body, None, ()
         start = line.place
-        name = line.name("a kernel")
+        name, options = read_kernel(line)
         try:
             check_name(name, "kernel")
         except UserError as error:
             raise error.at(line.span(start)) from None
-        return body, name
+        return body, name, options

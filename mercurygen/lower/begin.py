@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mercurygen.errors import Refusal
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.program import Program
 from mercurygen.lower.cuts import Cuts, cuts_of
 from mercurygen.lower.plan import Gather, Loop, Plan, Spread, Walk
@@ -110,12 +111,15 @@ def _counted(program: Program, cuts: Cuts) -> tuple[int, bool, bool]:
 
 
 def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:
-    """Whether a block has all cells of the outputs that the tiles have."""
+    """Whether a block has all cells of the outputs that the tiles have.
+
+    Of the Triton kernel also all columns: it does blocks of which ranks have more and less.
+    """
     spans = zip(program.mask_axes, (block.rows, block.cols), (rows, cols), strict=True)
     return not block.below and all(
         span == (0, len(atoms))
         for axis, span, atoms in spans
-        if any(tensor.carries(axis) for tensor in program.outputs)
+        if program.kernel == TRITON or any(tensor.carries(axis) for tensor in program.outputs)
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from mercurygen.ir.atoms import Region
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.problem import BACKWARD
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.plan import Plan
@@ -78,8 +79,11 @@ def scratch_bytes(plan: Plan, extents: Extents, merge: bool) -> int:
 
     torch's attention: the padded copies live while the kernel runs; a merge holds the share, two
     vectors the size of its lse (their difference, and the weight), then one of them and the share
-    widened. Its gradient: see `_gradient_scratch`. Any other body: its share while it is merged.
+    widened. Its gradient: see `_gradient_scratch`. The Triton kernel, which merges as it writes,
+    needs nothing. Any other body: its share while it is merged.
     """
+    if plan.program.kernel == TRITON:
+        return 0
     if plan.program.kernel != ATEN:
         return sum(share_bytes(plan, extents)) if merge else 0
     if plan.program.operator in BACKWARD:

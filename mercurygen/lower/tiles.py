@@ -17,6 +17,7 @@ from mercurygen.lower.events import Cut
 from mercurygen.lower.plan import Gather, Loop, Swap
 from mercurygen.lower.recorder import Tile, Works
 from mercurygen.lower.results import Named, named
+from mercurygen.lower.visible import POSITIONS
 
 Part = dict[str, tuple[int, int]]  # per axis of the tile loops, which of how many parts
 
@@ -258,7 +259,7 @@ class TileLoops(Border):
             for axes in x.tensor.dims
             for axis in axes[1:]
         )
-        if self.walked(x.tensor) or (minor and self.program.kernel == "aten"):
+        if self.walked(x.tensor) or (minor and self.program.kernel != POSITIONS):
             return self.dense(x, self.of_part(x.tensor, x.region))
         return x
 

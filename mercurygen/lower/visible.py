@@ -1,8 +1,9 @@
 """Which part of a tile the mask leaves, as blocks that a kernel can do.
 
 Rows and columns are ascending lists of atoms of the sequence. torch's kernel does a block that is
-full, or a square that the diagonal cuts; a tile is cut into such blocks, in row order. An
-operator's own body masks by position: its tiles are only trimmed to what is live.
+full, or a square that the diagonal cuts; a tile is cut into such blocks, in row order. The Triton
+kernel also does columns before such a square with it. An operator's own body masks by position:
+its tiles are only trimmed to what is live.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from functools import lru_cache
 from typing import NamedTuple
 
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.liveness import Liveness
 
 MOST_BLOCKS = 8  # of one tile: beyond that the kernel calls are too small
@@ -23,7 +25,8 @@ class Block(NamedTuple):
     Attributes:
         rows: (start, stop) among the row atoms.
         cols: (start, stop) among the column atoms.
-        causal: whether the mask cuts it; for torch's kernel it is then square.
+        causal: whether the mask cuts it: its last columns are then those of its rows, and for
+            torch's kernel there are no others.
         below: of a striped square: the diagonal itself is dead, so that all rows but the first
             see all columns but the last, as a causal square.
     """
@@ -52,7 +55,7 @@ def visible(
     Raises:
         NotCuttable: the kernel cannot do what the mask leaves.
     """
-    found = _visible(domain, kernel == POSITIONS, rows, cols)
+    found = _visible(domain, kernel if kernel in (POSITIONS, TRITON) else "", rows, cols)
     if isinstance(found, str):
         raise NotCuttable(found)
     return found
@@ -60,22 +63,22 @@ def visible(
 
 @lru_cache(maxsize=65536)
 def _visible(
-    domain: Liveness, by_position: bool, rows: tuple[int, ...], cols: tuple[int, ...]
+    domain: Liveness, kernel: str, rows: tuple[int, ...], cols: tuple[int, ...]
 ) -> tuple[Block, ...] | str:
     if not rows or not cols:
         return ()
     if domain.mask == "full":
         return (Block((0, len(rows)), (0, len(cols)), False),)
-    if by_position:
+    if kernel == POSITIONS:
         return _trimmed(domain, rows, cols)
     if domain.mask == "window":
         return "the far edge of a window cuts tiles where the kernel only knows the diagonal"
     if domain.striped:
         return _striped(domain, rows, cols)
-    return _causal(rows, cols)
+    return _causal(rows, cols, joined=kernel == TRITON)
 
 
-def _causal(rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Block, ...]:
+def _causal(rows: tuple[int, ...], cols: tuple[int, ...], joined: bool) -> tuple[Block, ...]:
     kinds = []
     for row, atom in enumerate(rows):
         before = bisect_left(cols, atom)  # atoms that lie wholly before this
@@ -87,6 +90,10 @@ def _causal(rows: tuple[int, ...], cols: tuple[int, ...]) -> tuple[Block, ...]:
         while last < len(kinds) and kinds[last] == kinds[first]:
             last += 1
         before += first if own else 0
+        if own and joined:
+            blocks.append(Block((first, last), (0, before + last - first), True))
+            first = last
+            continue
         if before:
             blocks.append(Block((first, last), (0, before), False))
         if own:  # their own atoms: a square on the diagonal
@@ -133,12 +140,16 @@ def tokens_of(block: Block, size: int) -> tuple[int, int]:
 
 
 def live_pairs(block: Block, size: int) -> int:
-    """Live (query, key) pairs of a block, with `size` tokens an atom; by the causal square.
+    """Live (query, key) pairs of a block, with `size` tokens an atom."""
+    return pairs_of(*tokens_of(block, size), block.causal)
+
+
+def pairs_of(height: int, width: int, causal: bool) -> int:
+    """Live pairs of so many rows and columns, the last of them the rows' own if it is causal.
 
     A square of n tokens on the diagonal has n (n + 1) / 2.
     """
-    height, width = tokens_of(block, size)
-    return height * (height + 1) // 2 if block.causal else height * width
+    return height * (2 * width - height + 1) // 2 if causal else height * width
 
 
 @lru_cache(maxsize=65536)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mercurygen.errors import UserError, closest, shorten
+from mercurygen.ir.kernel import read_kernel
 from mercurygen.ir.layout import ORDERS
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.names import REPLICATED
@@ -131,7 +132,7 @@ def _parse_tile(line: Line) -> Tile:
 def _parse_patch(line: Line) -> Patch:
     body = line.name("a body")
     line.word("with")
-    return Patch(body, line.name("a kernel"))
+    return Patch(body, *read_kernel(line))
 
 
 _PARSERS = {

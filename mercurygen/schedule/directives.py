@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mercurygen.ir.kernel import Options, shown
 from mercurygen.ir.names import REPLICATED
 
 
@@ -181,13 +182,14 @@ class Reorder:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """`patch body with aten`: which local kernel runs the body."""
+    """`patch body with triton(rows=64)`: which local kernel runs the body, with its options."""
 
     body: str
     kernel: str
+    options: Options = ()
 
     def __str__(self) -> str:
-        return f"patch {self.body} with {self.kernel}"
+        return f"patch {self.body} with {shown(self.kernel, self.options)}"
 
 
 Directive = (

@@ -49,11 +49,18 @@ def gradient(schedule: Schedule, program: Program, span: Span | None = None) -> 
         span: of that section.
 
     Raises:
-        UserError: `saves-parts`.
+        UserError: `saves-parts`, `kernel-without-gradient`.
     """
     backward = schedule.backward
     assert backward is not None
     save = save_of(schedule, program, span)
+    if program.kernel not in (None, *OPERATOR):
+        raise UserError(
+            "kernel-without-gradient",
+            f"no module is emitted yet with the gradient of the kernel {program.kernel!r}",
+            span=span,
+            help="write `patch body with aten`, or leave the section `backward` out",
+        )
     return replace(
         schedule,
         operator=OPERATOR[program.kernel or "aten"],

@@ -27,6 +27,7 @@ from mercurygen.designs import patterns
 from mercurygen.errors import Refusal
 from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.program import Program
+from mercurygen.lower.kept import refuse
 from mercurygen.lower.lower import lower_aligned
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import Attempts, start
@@ -88,7 +89,7 @@ class Gradients:
         self._begun: dict[tuple[str, Mesh], Attempts] = {}
 
     def of(
-        self, schedule: Schedule, program: Program, design: str | None
+        self, schedule: Schedule, plan: Plan, design: str | None
     ) -> Iterator[tuple[Gradient | Refusal, str | None]]:
         """The best backward of a forward, and first, if it has a design, those of designs with it.
 
@@ -96,55 +97,61 @@ class Gradients:
 
         Args:
             schedule: of the forward, complete.
-            program: its program, complete.
+            plan: its plan.
             design: that the forward is an instance of.
         """
         plans = []
         for name in () if design is None else (design,) if self.own else patterns.alike(design):
             lines = patterns.get(name).backward_on(schedule.mesh)
             whole = replace(schedule, backward=Backward(lines))
-            own = self._priced(whole, program)
+            own = self._priced(whole, plan.program)
+            if isinstance(own, Gradient):
+                own = self._refuse(plan, own) or own
             if isinstance(own, Gradient):
                 plans.append(own.plan)
-                own = replace(own, backward=_section(whole, program, own))
+                own = replace(own, backward=_section(whole, plan.program, own))
             yield own, name
         if design is not None and self.own:
             return
-        best = self._best(schedule, program)
+        best = self._best(schedule, plan)
         if isinstance(best, Refusal) or best.plan not in plans:
             yield best, None
 
-    def _best(self, schedule: Schedule, program: Program) -> Gradient | Refusal:
-        whole = replace(schedule, backward=Backward(()))
+    def _best(self, schedule: Schedule, plan: Plan) -> Gradient | Refusal:
+        whole, program = replace(schedule, backward=Backward(())), plan.program
         frame = gradient(whole, program).directives
         pins = tuple(str(d) for d in frame if not isinstance(d, Parallelize))
         key = schedule.mesh, pins
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = self._search(whole, program)
+            found = self._found[key] = self._search(whole, plan)
         if isinstance(found, Refusal):
             return found
         return replace(found, backward=_section(whole, program, found))
 
-    def _search(self, whole: Schedule, program: Program) -> Gradient | Refusal:
+    def _search(self, whole: Schedule, plan: Plan) -> Gradient | Refusal:
         last: Refusal | None = None
         found: list[Gradient] = []
         for lines in bodies(whole.local_problem.axes, whole.mesh):
-            one = self._priced(replace(whole, backward=Backward(lines)), program, ask=False)
+            one = self._priced(replace(whole, backward=Backward(lines)), plan.program)
             if isinstance(one, Refusal):
                 last = one
             else:
                 found.append(one)
         for one in sorted(found, key=self._key):
-            refusal = self.emits(one.plan) if self.emits else None
+            refusal = self._refuse(plan, one)
             if refusal is None:
                 return one
             last = refusal
         assert last is not None, "at least one way is tried"
         return last
 
-    def _priced(self, whole: Schedule, program: Program, ask: bool = True) -> Gradient | Refusal:
-        """One backward, or what refuses it; `ask` also whether it is emitted."""
+    def _refuse(self, plan: Plan, one: Gradient) -> Refusal | None:
+        """What keeps a legal backward from the forward with this plan, or from a module."""
+        return refuse(plan, one.plan) or (self.emits(one.plan) if self.emits else None)
+
+    def _priced(self, whole: Schedule, program: Program) -> Gradient | Refusal:
+        """One backward, or what refuses it."""
         alone = gradient(whole, program)
         settled = settle(Point(self._attempts(alone), alone.directives, None))
         if isinstance(settled, Refusal):
@@ -153,8 +160,7 @@ class Gradients:
         plan = lower_aligned(complete)
         if isinstance(plan, Refusal):
             return plan
-        refusal = self.emits(plan) if ask and self.emits else None
-        return refusal or Gradient(Backward(directives), plan, closed.cost(plan, self.network))
+        return Gradient(Backward(directives), plan, closed.cost(plan, self.network))
 
     def _attempts(self, alone: Schedule) -> Attempts:
         """Of backward schedules on one mesh: programs that they share are made once."""

@@ -153,7 +153,7 @@ class _Tried:
         forward = Candidate(schedule, plan, point.design, number, cost)
         if self.gradients is None or cost.peak_memory > self.limit:
             return self.weigh(point, forward)
-        for found, design in self.gradients.of(schedule, program, point.design):
+        for found, design in self.gradients.of(schedule, plan, point.design):
             if isinstance(found, Refusal):
                 self.refuse(point, found)
                 continue

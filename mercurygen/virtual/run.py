@@ -299,7 +299,8 @@ def _kernel(rank: Rank, name: str, block: Callable) -> Callable:
         """Call it."""
         rank.kernel()
         result = block(*args, **options)
-        lse = result[1] if isinstance(result, tuple) and len(result) == 2 else None
+        merged = options.get("into") is not None  # part of an lse of more rows
+        lse = result[1] if isinstance(result, tuple) and len(result) == 2 and not merged else None
         if lse is not None and not dense(lse):
             raise rank.fail(
                 "not-contiguous",

@@ -1,0 +1,76 @@
+"""Emitted text of the local kernel: its calls, and in Triton its text with the schedule's tiles.
+
+The Triton kernel merges a block as it writes it; after torch's own a merge follows. Its gradient
+takes `delta` where torch's kernel takes out, and adds into float32 results:
+`_block_backward(grad_out, q, k, v, lse, delta, scale, grads, ahead)`.
+"""
+
+from __future__ import annotations
+
+from mercurygen.emit.templates import render
+from mercurygen.ir.kernel import BACKWARD, FORWARD, TRITON, WIDTH, Options, completed
+from mercurygen.lower.plan import Plan
+
+IMPORTS = ("import triton", "import triton.language as tl")
+CUT = "cut"  # a block of which the loop around it says whether the mask cuts it
+
+
+def mask_word(plan: Plan) -> str:
+    """What says of a block how the mask cuts it: the last argument of its call."""
+    return "ahead" if plan.program.kernel == TRITON else "causal"
+
+
+def mask_argument(plan: Plan, causal: bool | str) -> str:
+    """That argument of a full block, of a causal square, or as the loop has it."""
+    word = mask_word(plan)
+    if causal == CUT:
+        return word
+    if plan.program.kernel == TRITON:
+        return f"{word}={0 if causal else None}"
+    return f"{word}={causal}"
+
+
+def call(plan: Plan, tensors: str, causal: bool | str) -> str:
+    """A block's own out and lse.
+
+    Args:
+        plan: of the module.
+        tensors: q, k and v.
+        causal: whether it is a causal square; `CUT`: the loop says how the mask cuts it.
+    """
+    return f"_block_forward({tensors}, scale, {mask_argument(plan, causal)})"
+
+
+def merged(plan: Plan, results: str, tensors: str, causal: bool | str) -> str:
+    """A block merged into results; arguments as of `call`."""
+    if plan.program.kernel == TRITON:
+        mask = mask_argument(plan, causal)
+        return f"_block_forward({tensors}, scale, {mask}, into=({results}))"
+    return f"_merge({results}, *{call(plan, tensors, causal)})"
+
+
+def widened(plan: Plan) -> list[str]:
+    """A line that makes a first block what others are merged into; Triton's is that already."""
+    return [] if plan.program.kernel == TRITON else ["    out = out.to(lse.dtype)"]
+
+
+def returned(plan: Plan) -> list[str]:
+    """Lines of a body that is one block."""
+    block = call(plan, "q, k, v", plan.program.mask == "causal")
+    if plan.program.kernel == TRITON:
+        return [f"    out, lse = {block}", "    return out.to(q.dtype), lse"]
+    return [f"    return {block}"]
+
+
+def forward(options: Options) -> str:
+    """`_block_forward`, what it does where the kernels do not run, and the kernels."""
+    values = completed(options, FORWARD)
+    block = render("triton_block", width=WIDTH[FORWARD], **values)
+    return "\n\n\n".join([block, render("triton_forward")])
+
+
+def backward(options: Options) -> str:
+    """`_block_backward` and `_delta`, alike; they call functions of `forward`'s text."""
+    values = completed(options, BACKWARD)
+    block = render("triton_block_backward", width=WIDTH[BACKWARD], **values)
+    return "\n\n\n".join([block, render("triton_backward")])
