@@ -166,7 +166,7 @@ def _slowest(result: Result) -> Level | None:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _gib(nbytes: float) -> str:
