@@ -182,7 +182,7 @@ class Kernels:
         Args:
             heads: over the batch too.
             height: rows of a head.
-            width: columns that each goes over; if causal, up to its own.
+            width: columns that each goes over; half of them, if causal.
             flops: of a score.
             causal: whether the mask cuts the block.
         """
@@ -210,7 +210,7 @@ class Kernels:
         longest = -(-width // TILE) * TILE + start
         loops = -(-blocks // sms) * longest
         if causal:
-            mean = width - min(height, width) / 2 + TILE / 2 + start  # the diagonal ends the rows
+            mean = (width + TILE) / 2 + start  # half of what a tile of any shape has
             loops = min(loops, max(longest, blocks * mean / sms + tail * longest))
         return loops * TILE * sms * score
 
@@ -239,7 +239,10 @@ class Kernels:
         key, value = self.sizes
         read = (rows * key + cols * (key + value)) * self.element
         share = rows * (value + 1) * self.wide
-        work = self.grid(batch * heads, height, width, 2 * (key + value), causal)
+        flops, grids = 2 * (key + value), ((width, causal),)
+        if causal and width > height:  # whole columns before a square on the diagonal
+            grids = (width - height, False), (height, True)
+        work = sum(self.grid(batch * heads, height, n, flops, cut) for n, cut in grids)
         return self._compute(work, read + (2 if merge else 1) * share)
 
     def _gradient(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
