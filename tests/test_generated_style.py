@@ -239,12 +239,13 @@ def depth(node: ast.AST) -> int:
 def test_functions_are_used(name: str) -> None:
     """A private function is called; a public one is the contract's."""
     public = {"attention", "make_mesh", "positions", "shard", "unshard", "shard_sequence"}
-    public |= {"unshard_sequence", "pad_sequence", "check_inputs"}
+    public |= {"unshard_sequence", "pad_sequence", "check_inputs", "shard_labels"}
     names = {node.id for node in ast.walk(tree_of(name)) if isinstance(node, ast.Name)}
     top = {node.name for node in tree_of(name).body if isinstance(node, Function)}
     assert {x for x in top if x.startswith("_")} <= names
     assert {x for x in top if not x.startswith("_")} <= public
-    assert public - {"pad_sequence", "check_inputs"} <= top
+    assert public - {"pad_sequence", "check_inputs", "shard_labels"} <= top
+    assert ("shard_labels" in top) == ("_Attention" in names)
 
 
 @every_module
