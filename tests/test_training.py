@@ -78,8 +78,7 @@ def test_b88_flat_memory_under_checkpoints(name: str) -> None:
     RANKS[2].result(f"b88 {name}")
 
 
-COMPILED = [("ring 2", "eager"), ("ring 2", "aot_eager"), ("ulysses 2", "aot_eager")]
-COMPILED += [("allgather 2", "aot_eager")]
+COMPILED = [("ring 2", "eager"), ("ulysses 2", "aot_eager")]
 for _name, _backend in COMPILED:
     RANKS[2].add(f"b55 {_name} {_backend}", check_compiled, TRAINED[_name].late, _backend)
 
@@ -161,7 +160,7 @@ def laid_out(name: str, order: str, causal: bool) -> Trained:
     return over(name, 2, replace(SMALL, order=order, causal=causal))
 
 
-REFUSED: set[tuple[str, str, bool]] = set()
+REFUSED = {("allgather", "striped", True)}  # the mask would cut it token by token
 for _case in LAYOUTS:
     if _case not in REFUSED:
         _made = laid_out(*_case)
@@ -246,7 +245,7 @@ AT_SETUP |= {"_error", "_blind", "_self_check"}
 
 @pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.stem)
 def test_b58_b80_no_waiting_for_the_device_and_one_place_for_private_names(path: Path) -> None:
-    """B58, B80: no number is read back in a call; torch's private kernels stand in two functions."""
+    """B58, B80: no number is read back in a call; torch's own kernels stand in two functions."""
     places, reads = set(), set()
     for function in ast.parse(path.read_text()).body:
         for node in ast.walk(function):
