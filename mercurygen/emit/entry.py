@@ -22,7 +22,7 @@ _AUTOCAST = """\
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     \"\"\"Cast to the dtype of torch.autocast, if it is on, what torch's own attention would.\"\"\"
     device, narrow = q.device.type, (torch.float32, torch.float16, torch.bfloat16)
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if x.dtype in narrow else x for x in (q, k, v))
