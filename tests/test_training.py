@@ -12,11 +12,13 @@ from differentiable import Trained, check_gradients
 from numeric_cases import Problem
 from ranks import Ranks
 from test_differentiable import CASES, GATHER, GATHERS, HEADS, RING, RINGS, ROWS, SAVE, SMALL
+from test_readme import block
 from training import (
     check_autocast,
     check_checkpoint,
     check_compiled,
     check_errors,
+    check_example,
     check_flat_checkpoints,
     check_gaps,
     check_labels,
@@ -223,6 +225,14 @@ def test_b70_b72_labels_and_positions(name: str) -> None:
 def test_b70_labels_of_one_rank() -> None:
     """B70: the same helper where nothing is cut."""
     check_labels(0, 1, Trained("", "", "", SMALL).plain)
+
+
+RANKS[4].add("example", check_example, TOYS["ring of 4"].late, block("training"))
+
+
+def test_b71_example_of_readme() -> None:
+    """B71: README's lines give one process's gradients."""
+    RANKS[4].result("example")
 
 
 # --- what there is not ---------------------------------------------------------------------------

@@ -253,13 +253,17 @@ class Toy(nn.Module):
         back = (nn.Linear(HEADS * SIZE, WIDTH, dtype=torch.float64) for _ in range(2))
         self.back = nn.ModuleList(back)
 
-    def forward(self, tokens: Tensor, labels: Tensor, where: Tensor) -> Tensor:
-        """Sum of the loss over labels that are not -100."""
+    def forward(self, tokens: Tensor, where: Tensor) -> Tensor:
+        """Tokens [B, S] and their positions [S] -> scores [B, S, TOKENS]"""
         x = self.tokens(tokens)
         for block, back in zip(self.blocks, self.back, strict=True):
             x = x + torch.tanh(back(block(x, where).flatten(2)))
-        scores = x @ self.tokens.weight.T
-        return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
+        return x @ self.tokens.weight.T
+
+
+def summed(scores: Tensor, labels: Tensor) -> Tensor:
+    """The loss, over labels that are not -100."""
+    return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
 
 
 def rotated(x: Tensor, where: Tensor) -> Tensor:
@@ -287,7 +291,7 @@ def expected_slopes(dp: int) -> tuple[float, list[Tensor]]:
     torch.manual_seed(7)
     model = Toy(lambda q, k, v: reference.attention(q, k, v, reference.causal)[0])
     after = torch.cat([labels[:, 1:], torch.full((len(labels), 1), -100)], 1)
-    loss = model(tokens, after, torch.arange(32)) / (after != -100).sum()
+    loss = summed(model(tokens, torch.arange(32)), after) / (after != -100).sum()
     loss.backward()
     return loss.item(), [p.grad for p in model.parameters()]
 
@@ -309,7 +313,7 @@ def check_toy(rank: int, world: int, text: str, wrapped: bool) -> float:
     count = (after != -100).sum()
     dist.all_reduce(count)
     run = nn.parallel.DistributedDataParallel(model) if wrapped else model
-    loss = run(own, after, module.positions(32, mesh)) / count
+    loss = summed(run(own, module.positions(32, mesh)), after) / count
     (loss * world if wrapped else loss).backward()
     total, errors = loss.detach().clone(), []
     dist.all_reduce(total)
@@ -322,6 +326,22 @@ def check_toy(rank: int, world: int, text: str, wrapped: bool) -> float:
         errors.append((p.grad - slope).abs().max().item())
     assert max(errors) < 1e-10, errors
     return max(errors)
+
+
+def check_example(rank: int, world: int, text: str, example: str) -> None:
+    """README's lines on training, with another module: the gradients of one process."""
+    module = load_module(text, "attention_gqa_causal_train_a100x16")
+    torch.manual_seed(7)
+    model = Toy(lambda q, k, v: module.attention(q, k, v, scope["mesh"]))
+    scope = {"model": model, "tokens": texts_of(1)[0], "dist": dist, "F": F}
+    exec(example, scope)
+    tokens = scope["tokens"]
+    after = torch.cat([tokens[:, 1:], torch.full((len(tokens), 1), -100)], 1)
+    torch.manual_seed(7)
+    alone = Toy(lambda q, k, v: reference.attention(q, k, v, reference.causal)[0])
+    (summed(alone(tokens, torch.arange(32)), after) / (after != -100).sum()).backward()
+    for got, want in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(got.grad, want.grad, rtol=0, atol=1e-10)
 
 
 def check_labels(rank: int, world: int, text: str) -> None:
