@@ -57,6 +57,8 @@ MESHES: dict[tuple[str, str, str], str] = {
 }
 # (edit, function, how the statements begin): why.
 STATEMENTS: dict[tuple[str, str, str], str] = {
+    ("drop", "attention", "q, k, v = _autocast("): "nothing is cast here (test_training.py)",
+    ("twice", "attention", "q, k, v = _autocast("): "cast already",
     ("twice", "_block_forward", "q, k, v = (x if"): "padded already",
     ("swap", "_block_forward", "q, k, v = (x if"): "padding keeps the device",
     ("swap", "_block_forward", "if q.is_cuda"): "transposing keeps the device",

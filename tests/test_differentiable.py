@@ -160,7 +160,7 @@ def test_flat_memory() -> None:
 
 
 def test_slopes() -> None:
-    """Gradients are those of the sum of all ranks' results."""
+    """B20: gradients are those of the sum of all ranks' results, by differences in float64."""
     RANKS[2].result("slopes")
 
 

@@ -473,7 +473,7 @@ def test_planted(name: str) -> None:
 # Refusals and self-checks are not run in a legal call, and meshes are tested on real groups
 # (test_groups.py, and above).
 ASIDE = {"_check", "check_inputs", "pad_sequence", "_reference", "_error", "_blind", "_self_check"}
-ASIDE |= {"make_mesh", "_level_group_count", "_new_group"}
+ASIDE |= {"_autocast", "make_mesh", "_level_group_count", "_new_group"}
 PLANES = {"_rank", "_from_all_ranks", "shard", "unshard"}  # need two dimensions to go wrong
 EDITED = [RING, DOUBLE, (*ULYSSES, "contiguous"), GATHER, UNIFIED, (*RING, "contiguous")]
 

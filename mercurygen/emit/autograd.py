@@ -16,6 +16,7 @@ from mercurygen.emit.values import Tensor
 
 BASE = "torch.autograd.Function"
 ONCE = "torch.autograd.function.once_differentiable"
+OPAQUE = "torch.compiler.disable"
 DECORATORS = {"forward": ["staticmethod"], "backward": ["staticmethod", "once_differentiable"]}
 
 
@@ -98,6 +99,16 @@ class Function(Host):
         if not any(x is result[1] for x in context.plain) or len(context.plain) != 1:
             raise Complaint("the forward marks something else than lse as without gradient")
         return result
+
+
+def plainly(node: ast.FunctionDef, imports: dict[str, str]) -> bool:
+    """Whether a function does no more than its lines say: at most, it is not to be compiled."""
+    match node.decorator_list:
+        case []:
+            return True
+        case [ast.Call(name, [], [ast.keyword("reason", ast.Constant(str()))])]:
+            return ast.unparse(name) == OPAQUE and imports.get("torch") == "torch"
+    return False
 
 
 def methods(node: ast.ClassDef, imports: dict[str, str], known: set[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ elements. Every transfer, wait, kernel call and merge must be the plan's next on
 same peers, same buffers, same bytes, same block. Buffers are matched one to one: those of the
 caller by name, others when they are first used, by what they are a copy of. Not looked at: in
 which order a copy lays out the tokens, where parts of results are put if the whole is viewed in
-another shape, and what `_block_forward`, `_merge` and `_check` compute.
+another shape, and what `_block_forward`, `_merge`, `_autocast` and `_check` compute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_DEPTH = 80  # of the syntax tree; that of an emitted module has 17
 MOST_RANKS = 64  # of larger meshes only a sample is interpreted
 CLASS = "_Attention"
 NOT_INTERPRETED = (
-    *("_check", "_block_forward", "_body", "_merge", "_weigh", "_unweigh"),
+    *("_autocast", "_check", "_block_forward", "_body", "_merge", "_weigh", "_unweigh"),
     *("_block_backward", "_add"),
 )
 ASIDE = {  # communicate beside `attention`: layout helpers and self-check

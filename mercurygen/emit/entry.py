@@ -15,6 +15,20 @@ from mercurygen.lower.plan import Plan
 _PROMISE = "; differentiable in q, k and v."
 _NO_PROMISE = ". Forward only: refuses inputs that want a gradient."
 _LSE = " (no gradient)"
+_OPAQUE = """\
+@torch.compiler.disable(reason="its transfers cannot be traced; compile without fullgraph=True")
+"""
+_AUTOCAST = """\
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    \"\"\"Cast to the dtype of torch.autocast, if it is on, what torch's own attention would.\"\"\"
+    device, narrow = q.device.type, (torch.float32, torch.float16, torch.bfloat16)
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.dtype in narrow else x for x in (q, k, v))
+
+
+"""
 
 
 def local_multiple(plan: Plan) -> int:
@@ -51,6 +65,7 @@ def function(plan: Plan, both: Both | None = None) -> str:
     rows = held.length(plan, "out")
     seq = "length of the whole sequence: S is checked against it if given"
     lines = [
+        f"{_OPAQUE if both and mesh.dims else ''}"
         f"def attention(q: Tensor, k: Tensor, v: Tensor, {signature}, *, "
         "scale: float | None = None, seq: int | None = None, return_lse: bool = False,"
         ") -> Tensor | tuple[Tensor, Tensor]:",
@@ -67,12 +82,13 @@ def function(plan: Plan, both: Both | None = None) -> str:
         "    Returns:",
         f"        out [B, {rows}, H, E] in q's dtype; with return_lse, also lse "
         f"[B, H, {held.length(plan, 'lse')}] in float32",
-        "        (float64 if q is).",
+        "        (float64 if q is). Under torch.autocast q, k and v are cast to its dtype first.",
         "",
         "    Raises:",
         "        ValueError: the mesh or an argument does not fit this schedule.",
         *([] if both else ["        RuntimeError: a gradient would be needed."]),
         '    """',
+        "    q, k, v = _autocast(q, k, v)",
         f"    _check(q, k, v, {'mesh, ' if mesh.dims else ''}seq)",
         "    scale = q.shape[3] ** -0.5 if scale is None else scale",
     ]
@@ -110,10 +126,13 @@ def _work(plan: Plan) -> list[str]:
 
 
 def check(plan: Plan, both: Both | None = None) -> str:
-    """`_check`: refusals, first of what all ranks see alike; both: of a differentiable module."""
+    """`_autocast`, and `_check`: refusals, first of what all ranks see alike.
+
+    both: of a differentiable module.
+    """
     mesh = plan.program.mesh
     lines = [
-        "def _check(q: Tensor, k: Tensor, v: Tensor, "
+        f"{_AUTOCAST}def _check(q: Tensor, k: Tensor, v: Tensor, "
         f"{'mesh: DeviceMesh, ' if mesh.dims else ''}seq: int | None) -> None:",
         '    """Refuse what this schedule cannot do; facts that all ranks share come first."""',
     ]

@@ -259,7 +259,7 @@ def _heading(text: str) -> str:
 
 def _sections(plan: Plan, both: Both | None) -> list[str]:
     """Everything after the public function, each group under a heading of its own."""
-    sections = [_layout(plan), *_work(plan)]
+    sections = [_layout(plan, both), *_work(plan)]
     triton = plan.program.kernel == TRITON
     block = [kernels.forward(plan.program.kernel_options) if triton else render("block")]
     if levels.merged(plan) or (plan.nest.begin != "only" and not triton):
@@ -290,18 +290,22 @@ def _sections(plan: Plan, both: Both | None) -> list[str]:
     return [*function, *texts]
 
 
-def _layout(plan: Plan) -> Section:
+def _layout(plan: Plan, both: Both | None) -> Section:
     """Which tokens a rank owns."""
     mesh, order = plan.program.mesh, plan.program.order
+    labels = []
+    if both and not held.whole(plan.program, "out"):
+        given = "mesh: DeviceMesh" if mesh.dims else "mesh: None = None"
+        labels = [render("labels", mesh=given, ranks=mesh.size > 1)]
     if not mesh.dims:
-        return "layout: one rank owns all tokens", [render("single")]
+        return "layout: one rank owns all tokens", [render("single"), *labels]
     causal, multiple = plan.program.mask == "causal", entry.global_multiple(plan)
     values = {"world": mesh.size, "multiple": multiple, "causal": causal}
     values["chunks"] = order.chunks(mesh)
     values["whole"] = held.listed(held.all_whole(plan)) if held.all_whole(plan) else ""
     values |= {kind: order.kind == kind for kind in ("zigzag", "striped")}
     texts = [render("mesh", world=mesh.size), render("groups"), render("layout", **values)]
-    return "layout: which tokens a rank owns", texts
+    return "layout: which tokens a rank owns", [*texts, *labels]
 
 
 def _work(plan: Plan) -> list[Section]:
@@ -314,7 +318,7 @@ def _work(plan: Plan) -> list[Section]:
         texts = [*body, *masks.visible_functions(plan), *walk.functions(plan)]
         sections.append((_nest_heading(plan), texts))
     if part_counts(plan):
-        written = [_layout(plan), *sections]
+        written = [_layout(plan, None), *sections]
         code = "\n".join([entry.function(plan), *(text for _, texts in written for text in texts)])
         texts = tiles.transfers(plan, code)
         if texts:

@@ -44,6 +44,7 @@ class Playback(Matching):
     def hooks(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         """What is called instead of functions of the module."""
         return {
+            "_autocast": lambda values: (values["q"], values["k"], values["v"]),
             "_check": lambda values: None,
             "_block_forward": self.triton if self.program.kernel == TRITON else self.aten,
             "_merge": lambda values: self.merge(**values),

@@ -110,7 +110,8 @@ class Interpreter(Expressions):
     ) -> Callable:
         """A function of the text, as one of Python; method: whose decorators are known."""
         spec = node.args
-        if (node.decorator_list and not method) or spec.vararg or spec.kwarg:
+        known = method or autograd.plainly(node, self.imports)
+        if not known or spec.vararg or spec.kwarg:
             raise Complaint(f"not understood: the signature of {node.name}")
         positional = [a.arg for a in (*spec.posonlyargs, *spec.args)]
         every = [*positional, *(a.arg for a in spec.kwonlyargs)]
