@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mercurygen.check.report import Report
-from mercurygen.ir.held import INSIDE
+from mercurygen.ir.caller import INSIDE
 from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.directives import OrderTokens, Parallelize, Patch, Pin, Reshard

@@ -9,7 +9,7 @@ from mercurygen.emit import border, differentiable, held, masks, nest, outside, 
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import part_counts, runs_of_chunk
 from mercurygen.emit.words import variable
-from mercurygen.ir.held import INSIDE, exchanged
+from mercurygen.ir.caller import INSIDE, exchanged
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Plan
 

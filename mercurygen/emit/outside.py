@@ -6,8 +6,10 @@ given, and of what it gives back. These are views; a tensor that is sent as it i
 
 from __future__ import annotations
 
+from math import prod
+
 from mercurygen.emit import held
-from mercurygen.ir.held import INSIDE, arranged, exchanged
+from mercurygen.ir.caller import arranged, exchanged
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Batch, Collective
 from mercurygen.lower.plan import Plan
@@ -67,7 +69,7 @@ def back(layout: str) -> list[str]:
 
 
 def sent(plan: Plan) -> tuple[Tensor, ...]:
-    """The inputs that some rank sends as they are, not packed."""
+    """The inputs that some rank sends as they are, not packed: they have to be dense."""
     found: set[str] = set()
     for rank in range(plan.program.mesh.size):
         played = trace(plan, rank)
@@ -78,6 +80,12 @@ def sent(plan: Plan) -> tuple[Tensor, ...]:
             elif isinstance(event, Collective) and event.source in names:
                 found.add(names[event.source])
     return tuple(tensor for tensor in plan.program.inputs if tensor.name in found)
+
+
+def stays_dense(plan: Plan, tensor: Tensor, layout: str) -> bool:
+    """Whether a tensor is dense in both orders: one of the two dimensions has one index."""
+    pair = exchanged(layout)
+    return pair is None or any(prod(map(plan.program.extent, tensor.dims[i])) == 1 for i in pair)
 
 
 def constants(plan: Plan, layout: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from math import isqrt
 
 from mercurygen.errors import UserError, closest, shorten
-from mercurygen.ir.held import INSIDE, check_layout
+from mercurygen.ir.caller import INSIDE, check_layout
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 MASKS = ("causal", "full")
@@ -28,7 +28,7 @@ class Problem:
         v_head_dim: size of a value and output head.
         dtype: of the inputs and outputs; partial results are at least float32.
         mask: "causal" or "full".
-        layout: of q, k, v and out as the caller holds them: one of `held.LAYOUTS`.
+        layout: of q, k, v and out as the caller holds them: one of `caller.LAYOUTS`.
     """
 
     batch: int = 1

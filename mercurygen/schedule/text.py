@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from mercurygen.errors import Span, UserError, closest, printable, shorten
-from mercurygen.ir.held import INSIDE, LAYOUTS, PACKED
+from mercurygen.ir.caller import INSIDE, LAYOUTS, PACKED
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Link, Mesh, check_name
 from mercurygen.ir.problem import ATTENTION, DTYPES, MASKS, SIZES, Problem, Sizes

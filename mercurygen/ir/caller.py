@@ -25,7 +25,8 @@ def check_layout(layout: str) -> None:
         return
     help = closest(layout, LAYOUTS)
     if layout in PACKED:
-        help = f"[T, H, D] is for packed documents, which there are not yet; known: {', '.join(LAYOUTS)}"
+        known = ", ".join(LAYOUTS)
+        help = f"[T, H, D] is for packed documents, which there are not yet; known: {known}"
     raise UserError("unknown-layout", f"layout {shorten(layout)!r} is not supported", help=help)
 
 
