@@ -13,6 +13,7 @@ from mercurygen.emit.entry import global_multiple, split_of
 from mercurygen.emit.needed import cut_outside, need_form
 from mercurygen.emit.words import arrangement, called, mib, times
 from mercurygen.ir.caller import INSIDE
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.mesh import cover
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Batch
@@ -22,6 +23,7 @@ from mercurygen.schedule.schedule import Schedule
 from mercurygen.schedule.text import body_lines, header_lines
 
 WIDTH = 98
+_BE = (("is", "it is"), ("are", "they are"))
 WHY = "why: "  # a comment of a schedule that says why it was chosen
 
 
@@ -315,11 +317,10 @@ def _outside(layout: str, plan: Plan, both: Both | None) -> str:
     if copied:
         copied = f"What is sent as it is has to be dense: {copied}, which the peak does not count."
     elif sent:
-        names = held.listed(tuple(dict.fromkeys(called(tensor.name) for tensor in sent)))
-        one = "sequence" if layout == "sbhd" else "head"
-        copied = (
-            f"With one {one} {names} are dense both ways; with more they are copied to be sent."
-        )
+        names = tuple(dict.fromkeys(called(tensor.name) for tensor in sent))
+        one, (be, they) = "sequence" if layout == "sbhd" else "head", _BE[len(names) > 1]
+        copied = f"With one {one} {held.listed(names)} {be} dense both ways; with more {they}"
+        copied += " copied to be sent."
     else:
         copied = "Nothing is copied for it: what is sent is packed first anyway."
     given, inside = outside.shape(layout, *"BSHD"), outside.shape(INSIDE, *"BSHD")
@@ -331,7 +332,17 @@ def _sent_again(both: Both) -> tuple[Tensor, ...]:
     """What the backward sends as the caller holds it, or held it in the forward."""
     packed = {name for swap in both.plan.before for name in swap.tensors if both.save == "inner"}
     given = {"do", "q", "k", "v"} - packed
+    if _lies_as_q(both.plan):
+        given.add("out")
     return tuple(tensor for tensor in outside.sent(both.backward) if tensor.name in given)
+
+
+def _lies_as_q(plan: Plan) -> bool:
+    """Whether out has the strides of the caller's q: torch's kernel leaves it so, unpadded."""
+    program = plan.program
+    unpadded = program.extent("D") == program.extent("D_v") and program.extent("D") % 8 == 0
+    whole = plan.nest.begin in ("first", "only") and not plan.before and not plan.tiles
+    return program.kernel != TRITON and unpadded and whole
 
 
 def _copies(what: str, plan: Plan, sent: tuple[Tensor, ...], layout: str) -> str:
