@@ -37,13 +37,14 @@ def sizes(layout: str, *sizes: object) -> str:
 
 def reference(layout: str, rows: int, seq: int, heads: int, kv_heads: int) -> dict[str, object]:
     """What the self-check's fixed texts need to know: sizes of its inputs, and how they lie."""
-    pair, home = exchanged(layout), _FROM_HEADS_FIRST[layout]
+    pair, first, home = exchanged(layout), _TO_HEADS_FIRST[layout], _FROM_HEADS_FIRST[layout]
     each = (("q", heads, 40), ("k", kv_heads, 40), ("v", kv_heads, 24))
     return {
         "rows": rows,
         "shape": shape(layout, *"BSHE"),
         "back": f".transpose{pair}" if pair else "",
-        "heads_first": _TO_HEADS_FIRST[layout],
+        "heads_first": first,
+        "of_inputs": f"(x{first} for x in inputs)" if first else "inputs",
         "out": f"(scores.softmax(-1) @ v){home}" if home else "scores.softmax(-1) @ v",
         "any_size": _ANY_SIZE[layout],
         **{f"{name}_size": sizes(layout, rows, seq, count, size) for name, count, size in each},
