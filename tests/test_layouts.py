@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import numeric_cases
@@ -21,6 +22,7 @@ from differentiable import SAVE, Trained
 from numeric_cases import Problem, assert_close, assert_refused, held_tokens, recorded, setup
 from ranks import Ranks
 from torch import Tensor
+from torch.distributed import DeviceMesh
 
 from mercurygen.cli.build import plans_of
 from mercurygen.emit.callsites import check_text
@@ -182,12 +184,28 @@ def check_held(
         if grads:
             found = torch.autograd.grad(got[0], given, grad)
             pairs |= zip(("dq", "dk", "dv"), found, strict=True)
+    check_itself(module, mesh)
     for name, x in pairs.items():
         assert_close(x.detach(), own(name), 1e-12, f"{name}, layout {layout}", problem)
     return [sum(forward), sum(backward)]
 
 
-def check_helpers(module, mesh, problem: Problem, layout: str, whole: dict[str, Tensor]) -> None:
+def check_itself(module: ModuleType, mesh: DeviceMesh | None) -> None:
+    """The module's own checks."""
+    for dtype in (torch.float64, torch.bfloat16):
+        error, allowed = module._error(mesh, dtype)
+        assert error <= allowed, f"{dtype}"
+    if hasattr(module, "_blind"):
+        assert not any(module._blind(mesh, other) for other in range(module.WORLD_SIZE))
+
+
+def check_helpers(
+    module: ModuleType,
+    mesh: DeviceMesh | None,
+    problem: Problem,
+    layout: str,
+    whole: dict[str, Tensor],
+) -> None:
     """shard, unshard and PLACEMENTS, which DTensor cuts by."""
     order = [
         reference.tokens_of(problem.order, other, module.WORLD_SIZE, problem.seq)

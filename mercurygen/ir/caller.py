@@ -11,7 +11,7 @@ Each = TypeVar("Each")
 
 INSIDE = "bshd"
 LAYOUTS = (INSIDE, "bhsd", "sbhd")
-PACKED = ("thd", "shd")
+PACKED = "thd"
 _EXCHANGED: dict[str, tuple[int, int] | None] = {"bshd": None, "bhsd": (1, 2), "sbhd": (0, 1)}
 
 
@@ -24,7 +24,7 @@ def check_layout(layout: str) -> None:
     if layout in LAYOUTS:
         return
     help = closest(layout, LAYOUTS)
-    if layout in PACKED:
+    if layout == PACKED:
         known = ", ".join(LAYOUTS)
         help = f"[T, H, D] is for packed documents, which there are not yet; known: {known}"
     raise UserError("unknown-layout", f"layout {shorten(layout)!r} is not supported", help=help)

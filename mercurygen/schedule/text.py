@@ -217,7 +217,7 @@ def _parse_operator(line: Line) -> str:
 _KINDS = {
     **dict.fromkeys(DTYPES, "dtype"),
     **dict.fromkeys(MASKS, "mask"),
-    **dict.fromkeys((*LAYOUTS, *PACKED), "layout"),
+    **dict.fromkeys((*LAYOUTS, PACKED), "layout"),
 }
 
 
