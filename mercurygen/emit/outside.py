@@ -30,9 +30,9 @@ def shape(layout: str, *sizes: str) -> str:
     return f"[{', '.join(arranged(layout, sizes))}]"
 
 
-def sizes(layout: str, *sizes: object) -> str:
+def sizes(layout: str, *each: object) -> str:
     """The same without brackets: `2, 16, 64, 40`."""
-    return ", ".join(map(str, arranged(layout, sizes)))
+    return ", ".join(map(str, arranged(layout, each)))
 
 
 def reference(layout: str, rows: int, seq: int, heads: int, kv_heads: int) -> dict[str, object]:
