@@ -100,6 +100,7 @@ group gpu=4
 tp 1
 mesh gpu=4
 """
+SIZED = "batch=1 seq=64 heads=8 kv_heads=4 head_dim=16 float32"
 SIZES_OF = st.builds(
     lambda extents, dtype, mask: Sizes(tuple(extents.items()), dtype, *mask),
     st.dictionaries(NAMES, st.integers(1, LARGEST), max_size=5),
@@ -135,6 +136,11 @@ def test_any_problem_both_ways(problem: Sizes) -> None:
             "batch=1 seq=64 heads=8 kv_heads=4 head_dim=16 bfloat16 full",
             Problem(1, 64, 8, 4, 16, 16, "bfloat16", "full"),
         ),
+        (
+            "attention",
+            "batch=1 seq=64 heads=8 kv_heads=4 head_dim=16 v_head_dim=8 float32 causal sbhd",
+            Problem(1, 64, 8, 4, 16, 8, "float32", "causal", "sbhd"),
+        ),
     ],
 )
 def test_problem_lines(operator: str, problem: str, want: Problem | Sizes) -> None:
@@ -161,6 +167,10 @@ def test_problem_lines(operator: str, problem: str, want: Problem | Sizes) -> No
         ("matmul", "float32 M=1", "syntax"),
         ("attention", "M=1 N=2 K=3 float32", "unknown-option"),
         ("attention", "batch=1 float32 causal", "header-incomplete"),
+        ("attention", "batch=1 float32 causal sbhd bhsd", "named-twice"),
+        ("attention", f"{SIZED} causal thd", "unknown-layout"),
+        ("attention", f"{SIZED} causal bhsd=1", "syntax"),
+        ("matmul", "M=1 float32 bhsd", "syntax"),
     ],
 )
 def test_problems_refused(operator: str, problem: str, slug: str) -> None:

@@ -100,7 +100,7 @@ def build(schedule: Schedule, name: str, *, spans: tuple[Span, ...] = ()) -> Bui
     operator = operators.load(schedule.operator)
     module = emit(proved.schedule, proved.plan, name, operator, backward)
     _check_syntax(module, name)
-    summary = check_call_sites(module, proved.plan, backward)
+    summary = check_call_sites(module, proved, backward)
     return Built(name, proved, summary, show(proved.schedule), module)
 
 
@@ -184,7 +184,7 @@ def _check_syntax(module: str, name: str) -> None:
         raise InternalError(f"the emitted module is not Python: {error}") from error
 
 
-def check_call_sites(text: str, plan: Plan, backward: Plan | None = None):
+def check_call_sites(text: str, proved: Proved, backward: Plan | None = None):
     """Compare a module's communication call sites with the plan, and with that of its gradients.
 
     Returns:
@@ -196,7 +196,8 @@ def check_call_sites(text: str, plan: Plan, backward: Plan | None = None):
     from mercurygen.emit.callsites import TextMismatch, check_text
 
     try:
-        return check_text(text, plan, backward=backward)
+        layout = proved.schedule.problem.layout
+        return check_text(text, proved.plan, backward=backward, layout=layout)
     except TextMismatch as error:
         raise UserError("text-mismatch", f"not what the plan says: {error}", exit_code=1) from error
 

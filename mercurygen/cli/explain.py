@@ -11,7 +11,9 @@ from mercurygen.check.traffic import measure
 from mercurygen.cli.explain_steps import step_lines
 from mercurygen.cli.words import mib, plural, table
 from mercurygen.cost.validated import outside
+from mercurygen.emit.outside import shape
 from mercurygen.emit.words import plural as several
+from mercurygen.ir.caller import INSIDE
 from mercurygen.ir.mesh import cover
 from mercurygen.ir.program import SEQUENCE, Tensor
 from mercurygen.lower.events import Alloc, Event, Free, Kernel, Merge, Trace
@@ -81,6 +83,9 @@ def _title(schedule: Schedule, plan: Plan) -> list[str]:
         + (f": {dims}" if dims else ""),
         WIDTH,
     )
+    layout = schedule.problem.layout
+    if layout != INSIDE:
+        lines.append(f"the caller's q, k, v and out are {shape(layout, *'BSHD')}")
     unproven = outside(schedule.problem, None, program.mesh.size)
     return [*lines, *([f"the price of it is {unproven}"] if unproven else [])]
 

@@ -92,6 +92,8 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
         found.append(("--v-head-dim", str(problem.v_head_dim), f"v{problem.v_head_dim}"))
     if problem.dtype != _DEFAULT.dtype:
         found.append(("--dtype", problem.dtype, problem.dtype))
+    if problem.layout != _DEFAULT.layout:
+        found.append(("--layout", problem.layout, problem.layout))
     if problem.mask == "full":
         found.append(("--full", "", ""))  # the name has the mask always
     if request.order is not None:

@@ -82,6 +82,7 @@ _OPTIONS = (
     click.option("--v-head-dim", type=Size(), help="Size of a head of v.  [default: --head-dim]"),
     click.option("--dtype", metavar="T", help="bfloat16 (default), float16, float32 or float64."),
     click.option("--causal/--full", default=None, help="The mask.  [default: causal]"),
+    click.option("--layout", metavar="L", help="Of q, k, v, out: bshd (default), bhsd or sbhd."),
     click.option("--order", metavar="O", help="Of tokens: zigzag, contiguous or any."),
     click.option("--pass", "passes", metavar="P", help="fwd (default), or train: backward too."),
     click.option("--objective", metavar="O", help="time (default) or memory."),
@@ -98,7 +99,7 @@ _OPTIONS = (
 )
 NAMES = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal"),
-    *("order", "passes", "objective", "whole", "memory_limit", "group", "tp"),
+    *("layout", "order", "passes", "objective", "whole", "memory_limit", "group", "tp"),
 )
 
 

@@ -90,7 +90,10 @@ def make(operator: str, topo: str | None, options: dict) -> Request:
     return _normal(request)
 
 
-_PROBLEM = ("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask")
+_PROBLEM = (
+    *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask"),
+    "layout",
+)
 
 
 def check_reference(reference: str) -> None:

@@ -66,7 +66,7 @@ def _verify(path: Path, run: bool, timeout: float | None) -> None:
     else:
         _say("text", _text(loaded, built))
         backward = built.proved.backward and built.proved.backward.plan
-        summary = check_call_sites(loaded.module, built.proved.plan, backward)
+        summary = check_call_sites(loaded.module, built.proved, backward)
         _say("calls", words.call_sites(summary))
     _play(loaded, built, timeout, needed=run)
     if not run:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mercurygen.check.report import Report
+from mercurygen.ir.caller import INSIDE
 from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.directives import OrderTokens, Parallelize, Patch, Pin, Reshard
@@ -53,9 +54,11 @@ def problem(problem: Problem | Sizes) -> str:
         return show_problem(problem)
     same = problem.head_dim == problem.v_head_dim
     size = f"{problem.head_dim}" if same else f"{problem.head_dim} (v {problem.v_head_dim})"
+    layout = "" if problem.layout == INSIDE else f", layout {problem.layout}"
     return (
         f"{problem.mask}, {plural(problem.heads, 'query head')}, {problem.kv_heads} key/value, "
         f"head size {size}, {problem.dtype}, batch {problem.batch}, {problem.seq} tokens"
+        f"{layout}"
     )
 
 

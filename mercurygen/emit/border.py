@@ -91,9 +91,10 @@ def into_part(plan: Plan, swap: Swap, tensors: tuple[str, ...]) -> list[str]:
     return [f"{names} = ({call}(x, {group}) for x in ({names}))"]
 
 
-def after(plan: Plan) -> list[str]:
-    """Lines of the public function after the body, up to its return."""
+def after(plan: Plan, back: list[str]) -> list[str]:
+    """Lines of the public function after the body, up to its return; back: its last of out."""
     lines, lse = home(plan)
+    lines += back
     if not lse:
         return [*lines, "return (out, lse) if return_lse else out"]
     lines += ["if return_lse:", *(f"    {line}" for line in lse)]

@@ -21,6 +21,7 @@ from mercurygen.emit.python_bounds import LARGEST_NUMBER, MOST_STEPS, STEPS_AN_E
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.python_subset import Interpreter, Module, TextMismatch
 from mercurygen.errors import shorten
+from mercurygen.ir.caller import INSIDE
 from mercurygen.ir.mesh import Mesh
 from mercurygen.lower.kept import is_outer
 from mercurygen.lower.plan import Plan
@@ -83,7 +84,11 @@ class Summary(NamedTuple):
 
 
 def check_text(
-    text: str, plan: Plan, ranks: Iterable[int] | None = None, backward: Plan | None = None
+    text: str,
+    plan: Plan,
+    ranks: Iterable[int] | None = None,
+    backward: Plan | None = None,
+    layout: str = INSIDE,
 ) -> Summary:
     """Compare a module's text with the plan it was made from.
 
@@ -96,6 +101,7 @@ def check_text(
         ranks: to interpret; None: all of at most 64, else those whose place along every dimension
             is the first, the second or the last, in every combination.
         backward: of the gradients, if the module is differentiable.
+        layout: of the caller's tensors.
 
     Raises:
         TextMismatch: the text communicates otherwise, or with means that are not understood.
@@ -119,7 +125,7 @@ def check_text(
             planned = trace(plan, rank, with_lse=with_lse or both)
             playback = Playback(plan, planned)
             run = _interpreter(module, playback)
-            _interpret(run, playback, with_lse)
+            _interpret(run, playback, with_lse, layout)
             if backward is not None:
                 gradients = BackwardPlayback(backward, trace(backward, rank))
                 again = _interpreter(module, gradients)
@@ -190,16 +196,16 @@ def sample(mesh: Mesh) -> list[int]:
     return [r for r in ranks if all(i in ends[d] for d, i in mesh.coordinate(r).items())]
 
 
-def _interpret(run: Interpreter, playback: Playback, with_lse: bool) -> None:
+def _interpret(run: Interpreter, playback: Playback, with_lse: bool, layout: str) -> None:
     """Call `attention`, and see its result."""
     scale = 0.5 if with_lse else None  # handed on, or made from the head size
-    tensors = playback.inputs(scale)
+    tensors = playback.inputs(scale, layout)
     node = run.module.functions["attention"]
     try:
         values = {"scale": scale, "seq": None, "return_lse": with_lse}
         result = run.top["attention"](*tensors, playback.mesh, **values)
         run.frames.append(["attention", node.end_lineno])
-        playback.result(result, with_lse)
+        playback.result(result, with_lse, layout)
     except TextMismatch:
         raise
     except Exception as error:

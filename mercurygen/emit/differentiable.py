@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from mercurygen.emit import border, gradients, held, nest, tiles
+from mercurygen.emit import border, gradients, held, nest, outside, tiles
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import called, variable
@@ -45,12 +45,13 @@ class Both:
         return [variable(name) for name in self.plan.program.mesh.names]
 
 
-def apply(both: Both) -> list[str]:
-    """Lines of the public function that call it."""
+def apply(both: Both, layout: str) -> list[str]:
+    """Lines of the public function that call it; layout: of the caller's tensors."""
     more = ["return_lse"] if both.asks else []
     given = ", ".join(["q, k, v", *both.groups, "scale", *more])
     return [
         f"out, lse = {NAME}.apply({given})",
+        *outside.back(layout),
         "return (out, lse) if return_lse else out",
     ]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import lcm, prod
 from textwrap import wrap
 
-from mercurygen.emit import border, differentiable, held, masks, nest, tiles
+from mercurygen.emit import border, differentiable, held, masks, nest, outside, tiles
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import part_counts, runs_of_chunk
 from mercurygen.emit.words import variable
+from mercurygen.ir.caller import INSIDE, exchanged
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Plan
 
@@ -29,6 +30,7 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 """
+_HEADS = ("HD", "KD", "KE")  # of q, k and v, behind B and S
 
 
 def local_multiple(plan: Plan) -> int:
@@ -48,21 +50,22 @@ def split_of(plan: Plan, axis: str, both: Both | None = None) -> int:
     return lcm(ways, split_of(both.backward, axis)) if both else ways
 
 
-def function(plan: Plan, both: Both | None = None) -> str:
-    """The public function; both: of a differentiable module."""
+def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
+    """The public function; both: of a differentiable module; layout: of the caller's tensors."""
     mesh = plan.program.mesh
     signature = "mesh: DeviceMesh" if mesh.dims else "mesh: None = None"
     sizes = ", ".join(f"{dim.name}={dim.size}" for dim in mesh.dims)
     what = f"device mesh, as made by `make_mesh`: {sizes}" if sizes else "not needed"
-    axes = {"q": "H, D", "k": "K, D", "v": "K, E"}
+    axes = dict(zip("qkv", _HEADS, strict=True))
     given = {name: _given(plan, name) for name in axes}
     before = {"q": "", "k": given["q"], "v": given["k"]}
     inputs = [
-        f"        {name}: [B, {held.length(plan, name)}, {axes[name]}], "
+        f"        {name}: {outside.shape(layout, 'B', held.length(plan, name), *axes[name])}, "
         f"{'likewise' if given[name] == before[name] else given[name]}."
         for name in axes
     ]
-    rows = held.length(plan, "out")
+    rows = outside.shape(layout, "B", held.length(plan, "out"), "H", "E")
+    rows += ", a view," if exchanged(layout) else ""
     seq = "length of the whole sequence: S is checked against it if given"
     lines = [
         f"{_OPAQUE if both and mesh.dims else ''}"
@@ -80,7 +83,7 @@ def function(plan: Plan, both: Both | None = None) -> str:
         "the same on all ranks.",
         "",
         "    Returns:",
-        f"        out [B, {rows}, H, E] in q's dtype; with return_lse, also lse "
+        f"        out {rows} in q's dtype; with return_lse, also lse "
         f"[B, H, {held.length(plan, 'lse')}] in float32",
         "        (float64 if q is). Under torch.autocast q, k and v are cast to its dtype first.",
         "",
@@ -90,9 +93,11 @@ def function(plan: Plan, both: Both | None = None) -> str:
         '    """',
         "    q, k, v = _autocast(q, k, v)",
         f"    _check(q, k, v, {'mesh, ' if mesh.dims else ''}seq)",
+        *(f"    {line}" for line in outside.into(layout)),
         "    scale = q.shape[3] ** -0.5 if scale is None else scale",
     ]
-    body = _groups(plan) + (differentiable.apply(both) if both else _work(plan))
+    work = differentiable.apply(both, layout) if both else _work(plan, layout)
+    body = [*_groups(plan), *work]
     return "\n".join([*lines, *(f"    {line}" if line else "" for line in body)])
 
 
@@ -117,18 +122,22 @@ def _groups(plan: Plan) -> list[str]:
     return [*lines, ""]
 
 
-def _work(plan: Plan) -> list[str]:
+def _work(plan: Plan, layout: str) -> list[str]:
     """What is done with q, k and v."""
     if part_counts(plan):
-        return tiles.body(plan)
+        *lines, result = tiles.body(plan)
+        return [*lines, *outside.back(layout), result]
     lines = [*border.before(plan), f"out, lse = {nest.attend_call(plan, 'q, k, v')}"]
-    return [*lines, *border.after(plan)]
+    return [*lines, *border.after(plan, outside.back(layout))]
 
 
-def check(plan: Plan, both: Both | None = None) -> str:
+def check(plan: Plan, both: Both | None, layout: str) -> str:
     """`_autocast`, and `_check`: refusals, first of what all ranks see alike.
 
-    both: of a differentiable module.
+    Args:
+        plan: of the forward.
+        both: of a differentiable module.
+        layout: of the caller's tensors.
     """
     mesh = plan.program.mesh
     lines = [
@@ -140,7 +149,7 @@ def check(plan: Plan, both: Both | None = None) -> str:
         lines.append(_CHECK_MESH)
     if both is None:
         lines.append(_CHECK_GRADIENT)
-    return "\n".join([*lines, _check_tensors(plan), *_check_sizes(plan, both)])
+    return "\n".join([*lines, _check_tensors(plan, layout), *_check_sizes(plan, both, layout)])
 
 
 _CHECK_MESH = """\
@@ -176,72 +185,83 @@ _CHECK_DEVICES = """\
 
 _CHECK_HEADS = """\
     if q.shape[3] != k.shape[3] or k.shape[2] != v.shape[2] or not q.numel() or not v.numel():
-        raise ValueError(f"{shapes}: must agree in D and K, and no size is 0")
+        raise ValueError(f"{shapes}: must agree in D and K, and no size is 0")"""
+
+_CHECK_WIDTH = """\
     if q.is_cuda and max(q.shape[3], v.shape[3]) > 256:
         raise ValueError(f"{shapes}: on CUDA the kernel takes D and E up to 256")"""
 
 
-def _check_tensors(plan: Plan) -> str:
+def _check_tensors(plan: Plan, layout: str) -> str:
     """The checks of dtypes, devices and shapes."""
+    b, s, h = outside.places(layout)
     tokens = {name: held.length(plan, name) for name in "qkv"}
-    both = "q.shape[:2] == k.shape[:2] == v.shape[:2]"
-    same = both if tokens["q"] == tokens["k"] else "k.shape[:2] == v.shape[:2]"
+    at = "::2" if (b, s) == (0, 2) else ":2"  # B and S
+    both = f"q.shape[{at}] == k.shape[{at}] == v.shape[{at}]"
+    same = both if tokens["q"] == tokens["k"] else f"k.shape[{at}] == v.shape[{at}]"
+    q, k, v = (
+        outside.shape(layout, "B", tokens[x], *axes) for x, axes in zip("qkv", _HEADS, strict=True)
+    )
+    name = f"layout {layout}, " if exchanged(layout) else ""
     lines = [
         _CHECK_DTYPES,
         *([] if plan.program.kernel == TRITON else [_CHECK_DTYPE_OF_ATEN]),
         _CHECK_DEVICES,
-        '    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"',
+        f'    shapes = f"{name}q {{tuple(q.shape)}}, k {{tuple(k.shape)}}, v {{tuple(v.shape)}}"',
         f"    if not q.ndim == k.ndim == v.ndim == 4 or not {same}:",
-        f'        raise ValueError(f"{{shapes}}: must be [B, {tokens["q"]}, H, D], '
-        f'[B, {tokens["k"]}, K, D], [B, {tokens["v"]}, K, E]")',
+        f'        raise ValueError(f"{{shapes}}: must be {q}, {k}, {v}")',
     ]
     if same != both:
         whole, cut = ("q", "k") if tokens["q"] == "N" else ("k", "q")
         words = "q must" if whole == "q" else "k and v must"
         lines += [
-            f"    if q.shape[0] != k.shape[0] or {whole}.shape[1] != {cut}.shape[1] * WORLD_SIZE:",
+            f"    if q.shape[{b}] != k.shape[{b}] or "
+            f"{whole}.shape[{s}] != {cut}.shape[{s}] * WORLD_SIZE:",
             f'        raise ValueError(f"{{shapes}}: {words} have the N = {{WORLD_SIZE}} S tokens '
             'of all ranks")',
         ]
-    return "\n".join([*lines, _CHECK_HEADS])
+    heads = _CHECK_HEADS.replace("shape[2]", f"shape[{h}]")
+    return "\n".join([*lines, heads, _CHECK_WIDTH])
 
 
-def _check_sizes(plan: Plan, both: Both | None = None) -> list[str]:
+def _check_sizes(plan: Plan, both: Both | None, layout: str) -> list[str]:
+    b, s, h = outside.places(layout)
     split, grouped, batch = (split_of(plan, axis, both) for axis in ("H", "G", "B"))
     chunks = local_multiple(plan)
-    of = f"({grouped} * k.shape[2])" if grouped > 1 else "k.shape[2]"
+    of = f"({grouped} * k.shape[{h}])" if grouped > 1 else f"k.shape[{h}]"
     multiple = f"{grouped} K" if grouped > 1 else "K"
     lines = []
     if split > 1:
         lines += [
-            f"    if k.shape[2] % {split} or q.shape[2] % {of}:",
+            f"    if k.shape[{h}] % {split} or q.shape[{h}] % {of}:",
             f'        raise ValueError(f"{{shapes}}: K must be a multiple of {split}, '
             f'and H of {multiple}")',
         ]
     else:
         lines += [
-            f"    if q.shape[2] % {of}:",
+            f"    if q.shape[{h}] % {of}:",
             f'        raise ValueError(f"{{shapes}}: H must be a multiple of {multiple}")',
         ]
     if batch > 1:
         lines += [
-            f"    if q.shape[0] % {batch}:",
+            f"    if q.shape[{b}] % {batch}:",
             f'        raise ValueError(f"{{shapes}}: B must be a multiple of {batch}")',
         ]
     world = "WORLD_SIZE" if plan.program.mesh.dims else "1"
     cut = next((x for x in "qk" if not held.whole(plan.program, x)), None)
-    total = f"{cut}.shape[1] * {world}" if cut and plan.program.mesh.dims else "q.shape[1]"
+    at = f"shape[{s}]"
+    total = f"{cut}.{at} * {world}" if cut and plan.program.mesh.dims else f"q.{at}"
     if chunks > 1 and (cut or not plan.program.mesh.dims):
         cut = cut or "q"
         must = "even, two chunks of tokens" if chunks == 2 else f"a multiple of {chunks}"
         lines += [
-            f"    if {cut}.shape[1] % {chunks}:",
+            f"    if {cut}.{at} % {chunks}:",
             f'        raise ValueError(f"{{shapes}}: S must be {must}")',
         ]
     plans = [plan, *([both.backward] if both else [])]
     if any(masks.mask_form(each) == "stripes" and not each.before for each in plans):
         lines += [
-            "    if q.shape[1] < 2:",
+            f"    if q.{at} < 2:",
             '        raise ValueError(f"{shapes}: S must be at least 2")',
         ]
     where = f" on {{{world}}} ranks" if plan.program.mesh.dims else ""

@@ -7,12 +7,15 @@ from itertools import groupby
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import held, kept, moves
+from mercurygen.emit import held, kept, moves, outside
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.entry import global_multiple, split_of
 from mercurygen.emit.needed import cut_outside, need_form
 from mercurygen.emit.words import arrangement, called, mib, times
+from mercurygen.ir.caller import INSIDE
+from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.mesh import cover
+from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Batch
 from mercurygen.lower.plan import Gather, Loop, Plan, Swap, Walk
 from mercurygen.lower.trace import trace
@@ -20,6 +23,7 @@ from mercurygen.schedule.schedule import Schedule
 from mercurygen.schedule.text import body_lines, header_lines
 
 WIDTH = 98
+_BE = (("is", "it is"), ("are", "they are"))
 WHY = "why: "  # a comment of a schedule that says why it was chosen
 
 
@@ -38,6 +42,7 @@ def docstring(schedule: Schedule, plan: Plan, both: Both | None = None) -> str:
         _memory(plan, both),
         _order(plan),
         _shapes(plan),
+        _outside(schedule.problem.layout, plan, both),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -296,3 +301,55 @@ def _shapes(plan: Plan) -> str:
     elif plan.nest.stages:
         text += "; in the body s = S, h = H, k = K"
     return "\n".join(wrap(text + ".", WIDTH))
+
+
+def _outside(layout: str, plan: Plan, both: Both | None) -> str:
+    """The caller's layout, if it is not the one inside, and what copies it makes necessary."""
+    if layout == INSIDE:
+        return ""
+    sent = outside.sent(plan)
+    made = [_copies("a call", plan, sent, layout)]
+    if both:
+        again = _sent_again(both)
+        made.append(_copies("its backward", both.backward, again, layout))
+        sent += again
+    copied = "; ".join(filter(None, made))
+    if copied:
+        copied = f"What is sent as it is has to be dense: {copied}, which the peak does not count."
+    elif sent:
+        names = tuple(dict.fromkeys(called(tensor.name) for tensor in sent))
+        one, (be, they) = "sequence" if layout == "sbhd" else "head", _BE[len(names) > 1]
+        copied = f"With one {one} {held.listed(names)} {be} dense both ways; with more {they}"
+        copied += " copied to be sent."
+    else:
+        copied = "Nothing is copied for it: what is sent is packed first anyway."
+    given, inside = outside.shape(layout, *"BSHD"), outside.shape(INSIDE, *"BSHD")
+    text = f"q, k, v and out are {given} for the caller, {inside} inside, which are views. {copied}"
+    return "\n".join(wrap(text, WIDTH))
+
+
+def _sent_again(both: Both) -> tuple[Tensor, ...]:
+    """What the backward sends as the caller holds it, or held it in the forward."""
+    packed = {name for swap in both.plan.before for name in swap.tensors if both.save == "inner"}
+    given = {"do", "q", "k", "v"} - packed
+    if _lies_as_q(both.plan):
+        given.add("out")
+    return tuple(tensor for tensor in outside.sent(both.backward) if tensor.name in given)
+
+
+def _lies_as_q(plan: Plan) -> bool:
+    """Whether out has the strides of the caller's q: torch's kernel leaves it so, unpadded."""
+    program = plan.program
+    unpadded = program.extent("D") == program.extent("D_v") and program.extent("D") % 8 == 0
+    whole = plan.nest.begin in ("first", "only") and not plan.before and not plan.tiles
+    return program.kernel != TRITON and unpadded and whole
+
+
+def _copies(what: str, plan: Plan, sent: tuple[Tensor, ...], layout: str) -> str:
+    """`a call copies k and v once, 32 MiB a rank`; nothing if all of that is dense."""
+    copied = [tensor for tensor in sent if not outside.stays_dense(plan, tensor, layout)]
+    if not copied:
+        return ""
+    names = held.listed(tuple(called(tensor.name) for tensor in copied))
+    nbytes = sum(plan.held_bytes(tensor.name) for tensor in copied)
+    return f"{what} copies {names} once, {mib(nbytes)} a rank"

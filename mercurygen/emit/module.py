@@ -19,6 +19,7 @@ from mercurygen.emit import (
     nest,
     operator_module,
     operator_refusals,
+    outside,
     parts,
     results,
     tiles,
@@ -96,7 +97,9 @@ def emit(
     if plan.program.kernel == OWN_BODY and operator is not None:
         return _signed(_long(_format(operator_module.text(schedule, plan, operator))), name)
     both = None if backward is None else Both(plan, backward)
-    code = "\n\n\n".join([_constants(plan), entry.function(plan, both), *_sections(plan, both)])
+    layout = schedule.problem.layout
+    first = [outside.constants(plan, layout), entry.function(plan, both, layout)]
+    code = "\n\n\n".join([*first, *_sections(plan, both, layout)])
     doc = f'"""{header.docstring(schedule, plan, both)}"""'
     text = "\n\n".join([doc, _imports(code), code]) + "\n"
     return _signed(_format(text), name)
@@ -224,40 +227,11 @@ def _format(text: str) -> str:
     return black.format_str(text, mode=mode)
 
 
-def _constants(plan: Plan) -> str:
-    mesh, program = plan.program.mesh, plan.program
-    sizes = ", ".join(f'"{dim.name}": {dim.size}' for dim in mesh.dims)
-    lines = [f"MESH: dict[str, int] = {{{sizes}}}", f"WORLD_SIZE = {mesh.size}"]
-    placements: dict[str, list[str]] = {}
-    for tensor in program.tensors:
-        cut = f"Shard({tensor.dimension(program.sequence(tensor))})"
-        place = "Replicate()" if held.whole(program, tensor.name) else cut
-        placements.setdefault(place, []).append(tensor.name)
-    count = len(mesh.dims)
-    if count:
-        lines.insert(2, "# Of the sequence in storage order: unshard puts it into global order.")
-    if not count:
-        names = ", ".join(f'"{tensor.name}"' for tensor in program.tensors)
-        lines.append(f"PLACEMENTS: dict[str, tuple] = dict.fromkeys(({names}), ())")
-        return "\n".join(lines)
-    for index, (place, tensors) in enumerate(placements.items()):
-        placed = f"({place},) * {count}" if count > 1 else f"({place},)"
-        names = ", ".join(f'"{name}"' for name in tensors)
-        if index == 0:
-            lines.append(
-                "PLACEMENTS: dict[str, tuple[Placement, ...]] = "
-                f"{{name: {placed} for name in ({names})}}"
-            )
-        else:
-            lines += [f'PLACEMENTS["{name}"] = {placed}' for name in tensors]
-    return "\n".join(lines)
-
-
 def _heading(text: str) -> str:
     return f"# --- {text} ".ljust(LINE_LENGTH - 5, "-")
 
 
-def _sections(plan: Plan, both: Both | None) -> list[str]:
+def _sections(plan: Plan, both: Both | None, layout: str) -> list[str]:
     """Everything after the public function, each group under a heading of its own."""
     sections = [_layout(plan, both), *_work(plan)]
     triton = plan.program.kernel == TRITON
@@ -273,7 +247,7 @@ def _sections(plan: Plan, both: Both | None) -> list[str]:
             sections.append((gradients.heading(both.backward), more))
         block += differentiable.kernel(both.backward)
     sections.append(("one block on one GPU", block))
-    checks = [entry.check(plan, both)]
+    checks = [entry.check(plan, both, layout)]
     if plan.program.mesh.dims:
         names = tuple(tensor.name for tensor in plan.program.inputs)
         whole = tuple(name for name in names if held.whole(plan.program, name))
@@ -285,7 +259,7 @@ def _sections(plan: Plan, both: Both | None) -> list[str]:
         }
         checks.append(render("check_inputs", **values))
     sections.append(("checks", checks))
-    sections.append(_self_check(plan, both))
+    sections.append(_self_check(plan, both, layout))
     texts = [f"{_heading(title)}\n\n\n" + "\n\n\n".join(texts) for title, texts in sections]
     return [*function, *texts]
 
@@ -350,14 +324,15 @@ def _nest_heading(plan: Plan) -> str:
     return f"{whole}: the k and v of {ranks} ranks, gathered"
 
 
-def _self_check(plan: Plan, both: Both | None) -> Section:
+def _self_check(plan: Plan, both: Both | None, layout: str) -> Section:
     mesh, causal = plan.program.mesh, plan.program.mask == "causal"
     multiple = entry.global_multiple(plan)
     split, grouped, batch = (entry.split_of(plan, axis, both) for axis in ("H", "G", "B"))
     reference_text = "reference_gradients" if both else "reference"
     seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
     values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
-    values["rows"] = batch if batch > 1 else 2
+    rows = batch if batch > 1 else 2
+    values |= outside.reference(layout, rows, seq, heads, split)
     values["mask"] = kernels.mask_argument(plan, causal)
     values["wide"] = plan.program.kernel == TRITON
     if not mesh.dims:
@@ -372,7 +347,9 @@ def _self_check(plan: Plan, both: Both | None) -> Section:
     reference = render(reference_text, **where, **values)
     local = {t: seq if held.whole(plan.program, t) else seq // mesh.size for t in "qk"}
     others = not held.whole(plan.program, "k")  # a rank has keys of its own
-    values |= {"local": local["k"], "queries": local["q"], "blind": others}
+    values |= {"local": local["k"], "blind": others}
+    values["kv_size"] = outside.sizes(layout, batch, local["k"], split, 16)
+    values["queries_size"] = outside.sizes(layout, batch, local["q"], heads, 16)
     values["all_seen"] = causal and local["q"] > local["k"]
     check = render("self_check", **values)
     return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [reference, check]

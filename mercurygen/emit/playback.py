@@ -15,6 +15,7 @@ from mercurygen.emit.handles import Group, Operation, Work
 from mercurygen.emit.matching import Matching
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.values import EXTERNALS, Storage, Tensor
+from mercurygen.ir.caller import arranged, exchanged
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.events import (
     Batch,
@@ -52,13 +53,14 @@ class Playback(Matching):
             "_unweigh": lambda values: self.unweigh(**values),
         }
 
-    def inputs(self, scale: float | None) -> list[Tensor]:
-        """The tensors that `attention` is given."""
+    def inputs(self, scale: float | None, layout: str) -> list[Tensor]:
+        """The tensors that `attention` is given: views that lie dense in the order inside."""
+        pair = exchanged(layout)
         tensors = []
         for name, number in self.trace.inputs.items():
             tensor = Tensor.new(self.local_shape(name), self.dtype, "input", sure=False)
             self.bound[number], tensor.storage.buffer = tensor.storage, number
-            tensors.append(tensor)
+            tensors.append(tensor.transpose(*pair) if pair else tensor)
         head = self.program.extent(self.program.inputs[0].dims[3][0])
         self.scale = head**-0.5 if scale is None else scale
         return tensors
@@ -288,7 +290,7 @@ class Playback(Matching):
             tensor.storage.contents += 1
             self.contents[number] += 1
 
-    def result(self, result: Any, with_lse: bool) -> None:
+    def result(self, result: Any, with_lse: bool, layout: str) -> None:
         """What `attention` returns."""
         names = ["out", "lse"] if with_lse else ["out"]
         if (event := self.peek()) or self.merging:
@@ -297,7 +299,8 @@ class Playback(Matching):
         self.same("results", len(names), len(tensors))
         for name, tensor in zip(names, tensors, strict=True):
             self.bind(f"result {name}", self.returns[name], tensor.storage)
-            self.same(f"shape of {name}", self.local_shape(name), list(tensor.shape))
+            shape = arranged(layout, self.local_shape(name))
+            self.same(f"shape of {name}", shape, list(tensor.shape))
             self.put_together(name, tensor.storage)
         self.compared += len(names)
 

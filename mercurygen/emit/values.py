@@ -181,6 +181,8 @@ class Tensor(Host):
         view = self.view([self.dims()[i] for i in order])
         if seen := self.seen:
             view.turned = tuple(tuple(each[i] for i in order) for each in seen)
+            if view.strides == _dense(view.turned[0]):  # in the order of the base again
+                view.base, view.cuts = view.turned
         return view
 
     @property

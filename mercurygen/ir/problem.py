@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from math import isqrt
 
 from mercurygen.errors import UserError, closest, shorten
+from mercurygen.ir.caller import INSIDE, check_layout
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 MASKS = ("causal", "full")
@@ -27,6 +28,7 @@ class Problem:
         v_head_dim: size of a value and output head.
         dtype: of the inputs and outputs; partial results are at least float32.
         mask: "causal" or "full".
+        layout: of q, k, v and out as the caller holds them: one of `caller.LAYOUTS`.
     """
 
     batch: int = 1
@@ -37,6 +39,7 @@ class Problem:
     v_head_dim: int = 128
     dtype: str = "bfloat16"
     mask: str = "causal"
+    layout: str = INSIDE
 
     def __post_init__(self) -> None:
         for name in SIZES:
@@ -59,6 +62,7 @@ class Problem:
                 f"mask {shorten(self.mask)!r} is not supported",
                 help=closest(self.mask, MASKS),
             )
+        check_layout(self.layout)
         if self.heads % self.kv_heads:
             raise UserError(
                 "heads-not-grouped",
@@ -147,6 +151,11 @@ class Sizes:
     def axes(self) -> dict[str, int]:
         """Extent of every axis of the operator."""
         return dict(self.extents)
+
+    @property
+    def layout(self) -> str:
+        """Tensors lie as the operator's signature has them."""
+        return INSIDE
 
     def split_heads(self, tp: int) -> Sizes:
         """The problem of one of `tp` tensor-parallel ranks; there is just one.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from mercurygen.errors import Span, UserError, closest, printable, shorten
+from mercurygen.ir.caller import INSIDE, LAYOUTS, PACKED
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Link, Mesh, check_name
 from mercurygen.ir.problem import ATTENTION, DTYPES, MASKS, SIZES, Problem, Sizes
@@ -78,13 +79,14 @@ def header_lines(schedule: Schedule) -> list[str]:
 
 
 def show_problem(problem: Problem | Sizes) -> str:
-    """Sizes, dtype and mask on one line; not what is as usual (no mask, the value head size)."""
+    """Sizes, dtype, mask and layout on one line; not what is as usual, as the value head size."""
     if isinstance(problem, Sizes):
         return " ".join([*_assigned(problem.extents), problem.dtype, *_show_mask(problem)])
     same = problem.v_head_dim == problem.head_dim
     names = [name for name in SIZES if name != "v_head_dim" or not same]
     sizes = _assigned((name, getattr(problem, name)) for name in names)
-    return " ".join([*sizes, problem.dtype, problem.mask])
+    layout = [problem.layout] if problem.layout != INSIDE else []
+    return " ".join([*sizes, problem.dtype, problem.mask, *layout])
 
 
 def _assigned(sizes: Iterable[tuple[str, int]]) -> list[str]:
@@ -212,19 +214,26 @@ def _parse_operator(line: Line) -> str:
     return name
 
 
+_KINDS = {
+    **dict.fromkeys(DTYPES, "dtype"),
+    **dict.fromkeys(MASKS, "mask"),
+    **dict.fromkeys((*LAYOUTS, PACKED), "layout"),
+}
+
+
 def _parse_problem(line: Line) -> Problem:
     values: dict[str, int | str] = {}
     while not line.done():
         start = line.place
-        name = line.name("a size, a dtype or a mask")
-        key = "dtype" if name in DTYPES else "mask" if name in MASKS else name
+        name = line.name("a size, a dtype, a mask or a layout")
+        key = _KINDS.get(name, name)
         if key in values:
             raise UserError("named-twice", f"{key} is given twice", span=line.span(start))
         if key in SIZES:
             line.mark("=")
             values[key] = line.number_(f"the size {key}")
         elif key == name:
-            help = closest(name, [*SIZES, *DTYPES, *MASKS])
+            help = closest(name, [*SIZES, *DTYPES, *MASKS, *LAYOUTS])
             raise UserError(
                 "unknown-option", f"problem has no {name!r}", span=line.span(start), help=help
             )

@@ -29,6 +29,7 @@ def gradients(
     seed: int,
     calls: Mapping[int, tuple[Tensor, list[Tensor]]],
     known: Mapping[str, Tensor],
+    lies: Callable[[Tensor], Tensor],
 ) -> float:
     """The backward of a call on all ranks; the largest error.
 
@@ -40,6 +41,7 @@ def gradients(
         seed: of the gradient of out.
         calls: out and the inputs, of every rank.
         known: whole inputs and outputs of the forward, by name.
+        lies: a tensor as declared, as the caller has it.
     """
     import torch
 
@@ -59,7 +61,7 @@ def gradients(
         out, inputs = calls[rank.number]
         with rank.silence():
             own = held_by_caller(plan, plan.program.tensor("do"), rank.number, whole)
-            own = viewed(own, trial.views)
+            own = viewed(lies(own), trial.views)
         results[rank.number] = torch.autograd.grad(out, inputs, own)
 
     low = torch.finfo(dtype).bits == 16
@@ -69,7 +71,7 @@ def gradients(
         compare(rank.number, rank.calls, traces[rank.number], waits=False)
     told, outputs = f"backward, {trial}; seed {seed}", plan.program.outputs
     error = max(
-        largest_error(plan, outputs, n, results[n], want, trial.dtype, told) for n in results
+        largest_error(plan, outputs, n, results[n], want, trial.dtype, told, lies) for n in results
     )
     for rank in ranks:
         compare(rank.number, rank.calls, traces[rank.number], waits=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +33,16 @@ class Use:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def uses(plan: Plan, rank: int, whole: Mapping[str, Tensor]) -> Iterator[Use]:
+def uses(
+    plan: Plan, rank: int, whole: Mapping[str, Tensor], lies: Callable[[Tensor], Tensor]
+) -> Iterator[Use]:
     """Every helper, on every tensor, and on tokens.
 
     Args:
         plan: with the sizes of `whole`.
         rank: which one.
         whole: all inputs and outputs of the operator by name.
+        lies: a tensor as declared, as the caller has it.
     """
     for tensor in plan.program.tensors:
         name, x = tensor.name, whole[tensor.name]
@@ -50,6 +53,7 @@ def uses(plan: Plan, rank: int, whole: Mapping[str, Tensor]) -> Iterator[Use]:
             continue
         if not set(plan.program.mask_axes) & set(tensor.dims[-1]):
             part, x = part[..., :1], x[..., :1]  # a head size is never cut: one is enough
+        part, x = lies(part), lies(x)
         part = part.transpose(1, 2).contiguous().transpose(1, 2)  # a view, as kernels return
         yield Use("shard", name, (name, x), part)
         yield Use("unshard", name, (name, part), x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mercurygen.check.tensors import held_by_caller
@@ -24,6 +24,7 @@ def largest_error(
     want: Mapping[str, Tensor],
     dtype: str,
     trial: str,
+    lies: Callable[[Tensor], Tensor],
 ) -> float:
     """Compare a rank's results with its part of the operator's.
 
@@ -35,6 +36,7 @@ def largest_error(
         want: whole outputs by name, in float64.
         dtype: of the inputs.
         trial: for people.
+        lies: a tensor as declared, as the caller has it.
 
     Raises:
         VirtualError: "result", at the first tensor that is not right.
@@ -51,7 +53,7 @@ def largest_error(
     for tensor, x in zip(outputs, got, strict=True):
         if not isinstance(x, torch.Tensor):
             raise wrong(f"{tensor.name} is a {type(x).__name__}, must be a tensor")
-        own = held_by_caller(plan, tensor, rank, want[tensor.name])
+        own = lies(held_by_caller(plan, tensor, rank, want[tensor.name]))
         kinds = {"inputs": of_inputs, "integer": torch.int64}
         kind = kinds.get(tensor.dtype, torch.promote_types(of_inputs, torch.float32))
         facts = f"{tensor.name} is {x.dtype} {list(x.shape)}"

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from mercurygen.check.tensors import held_by_caller
 from mercurygen.dsl.interpret import interpret
+from mercurygen.ir.caller import INSIDE
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Sizes
 from mercurygen.lower.plan import Plan
@@ -33,7 +35,7 @@ from mercurygen.virtual.rank import Rank
 from mercurygen.virtual.report import Played, VirtualError, Where
 from mercurygen.virtual.results import largest_error
 from mercurygen.virtual.stage import Stage
-from mercurygen.virtual.trial import OWN_TRIALS, TRIALS, Trial, domain, viewed
+from mercurygen.virtual.trial import OWN_TRIALS, TRIALS, Trial, domain, turned, viewed
 from mercurygen.virtual.watch import watch
 
 if TYPE_CHECKING:
@@ -68,7 +70,8 @@ def play(
         VirtualError: at the first thing that is wrong.
     """
     moves = schedule.backward is not None and schedule.backward.save == "outer"
-    ranks = Ranks(text, operator, file, schedule.mesh.size, moves_lse=moves)
+    layout = schedule.problem.layout
+    ranks = Ranks(text, operator, file, schedule.mesh.size, moves_lse=moves, layout=layout)
     if begun is not None:
         begun(ranks.stage)
     trials = OWN_TRIALS if isinstance(schedule.problem, Sizes) else TRIALS
@@ -92,12 +95,20 @@ class Ranks:
         file: its name.
         count: of the ranks.
         moves_lse: whether lse goes to the caller's layout even if it is not handed out.
+        layout: of the caller's tensors.
     """
 
     def __init__(
-        self, text: str, operator: Operator, file: str, count: int, *, moves_lse: bool = False
+        self,
+        text: str,
+        operator: Operator,
+        file: str,
+        count: int,
+        *,
+        moves_lse: bool = False,
+        layout: str = INSIDE,
     ) -> None:
-        self.moves_lse = moves_lse
+        self.moves_lse, self.lies = moves_lse, partial(turned, layout)
         self.operator, self.count, self.operations = operator, count, 0
         self.stage = Stage(count, file)
         self.network = Network(self.stage)
@@ -202,8 +213,8 @@ class Ranks:
             """One rank."""
             with rank.silence():
                 own = given[rank.number] = [
-                    viewed(held_by_caller(plan, t, rank.number, whole[t.name]), trial.views)
-                    for t in program.inputs
+                    viewed(self.lies(held_by_caller(plan, t, rank.number, x)), trial.views)
+                    for t, x in ((t, whole[t.name]) for t in program.inputs)
                 ]
                 before = [x.clone() for x in own]
                 if tiny.backward is not None:
@@ -231,7 +242,8 @@ class Ranks:
         outputs = [t for t in program.outputs if trial.with_lse or t.dtype == "inputs"]
         told = f"{trial}; seed {seed}"
         error = max(
-            largest_error(plan, outputs, n, results[n], want, trial.dtype, told) for n in results
+            largest_error(plan, outputs, n, results[n], want, trial.dtype, told, self.lies)
+            for n in results
         )
         for rank in self.ranks:
             compare(rank.number, rank.calls, traces[rank.number], waits=True)
@@ -239,7 +251,7 @@ class Ranks:
             return error
         calls = {n: (results[n][0], given[n]) for n in results}
         known = {**whole, **want}
-        own = gradients(self.play, self.ranks, tiny.backward, trial, seed, calls, known)
+        own = gradients(self.play, self.ranks, tiny.backward, trial, seed, calls, known, self.lies)
         self.operations += sum(rank.started for rank in self.ranks)
         return max(error, own)
 
@@ -254,7 +266,7 @@ class Ranks:
         def act(rank: Rank) -> None:
             """One rank."""
             space, mesh = self.spaces[rank.number], self.meshes[rank.number]
-            for use in uses(plan, rank.number, whole):
+            for use in uses(plan, rank.number, whole, self.lies):
                 if use.name not in space:
                     continue
                 before = rank.started

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mercurygen.ir.caller import exchanged
 from mercurygen.ir.operator import Domain
 from mercurygen.lower.plan import Plan
 
@@ -53,6 +54,12 @@ def domain(plan: Plan) -> Domain | str | None:
     if not program.mask_axes:
         return None
     return Domain("window", program.window) if program.mask == "window" else program.mask
+
+
+def turned(layout: str, x: Tensor) -> Tensor:
+    """A view of q, k, v or out as a caller of this layout holds it; lse as it is."""
+    pair = exchanged(layout)
+    return x.transpose(*pair) if pair and x.ndim == 4 else x
 
 
 def viewed(x: Tensor, view: bool) -> Tensor:

@@ -1,0 +1,120 @@
+"""Emitted text of how the caller holds tensors: their dimensions' order, and PLACEMENTS.
+
+Inside, everything is [B, S, H, D]: the public function exchanges two dimensions of what it is
+given, and of what it gives back. These are views; a tensor that is sent as it is is copied first.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from mercurygen.emit import held
+from mercurygen.ir.caller import arranged, exchanged
+from mercurygen.ir.program import Tensor
+from mercurygen.lower.events import Batch, Collective
+from mercurygen.lower.plan import Plan
+from mercurygen.lower.trace import trace
+
+# How the self-check's reference makes [B, H, S, D] of a tensor, and back; and what sizes it has.
+_TO_HEADS_FIRST = {"bshd": ".transpose(1, 2)", "bhsd": "", "sbhd": ".permute(1, 2, 0, 3)"}
+_FROM_HEADS_FIRST = {"bshd": ".transpose(1, 2)", "bhsd": "", "sbhd": ".permute(2, 0, 1, 3)"}
+_ANY_SIZE = {
+    "bshd": "batch, seq, *size",
+    "bhsd": "batch, size[0], seq, size[1]",
+    "sbhd": "seq, batch, *size",
+}
+
+
+def shape(layout: str, *sizes: str) -> str:
+    """`[B, H, S, D]` of the sizes for B, S, H and D."""
+    return f"[{', '.join(arranged(layout, sizes))}]"
+
+
+def sizes(layout: str, *each: object) -> str:
+    """The same without brackets: `2, 16, 64, 40`."""
+    return ", ".join(map(str, arranged(layout, each)))
+
+
+def reference(layout: str, rows: int, seq: int, heads: int, kv_heads: int) -> dict[str, object]:
+    """What the self-check's fixed texts need to know: sizes of its inputs, and how they lie."""
+    pair, first, home = exchanged(layout), _TO_HEADS_FIRST[layout], _FROM_HEADS_FIRST[layout]
+    each = (("q", heads, 40), ("k", kv_heads, 40), ("v", kv_heads, 24))
+    return {
+        "rows": rows,
+        "shape": shape(layout, *"BSHE"),
+        "back": f".transpose{pair}" if pair else "",
+        "heads_first": first,
+        "of_inputs": f"(x{first} for x in inputs)" if first else "inputs",
+        "out": f"(scores.softmax(-1) @ v){home}" if home else "scores.softmax(-1) @ v",
+        "any_size": _ANY_SIZE[layout],
+        **{f"{name}_size": sizes(layout, rows, seq, count, size) for name, count, size in each},
+    }
+
+
+def places(layout: str) -> tuple[int, int, int]:
+    """Which dimensions of the caller's tensors are B, S and H."""
+    b, s, h, _ = arranged(layout, range(4))
+    return b, s, h
+
+
+def into(layout: str) -> list[str]:
+    """The public function's line that makes [B, S, H, D] of what it is given."""
+    if not (pair := exchanged(layout)):
+        return []
+    return [f"q, k, v = (x.transpose{pair} for x in (q, k, v))  # [B, S, H, D] from here on"]
+
+
+def back(layout: str) -> list[str]:
+    """Its line that makes the caller's layout of out."""
+    return [f"out = out.transpose{pair}"] if (pair := exchanged(layout)) else []
+
+
+def sent(plan: Plan) -> tuple[Tensor, ...]:
+    """The inputs that some rank sends as they are, not packed: they have to be dense."""
+    found: set[str] = set()
+    for rank in range(plan.program.mesh.size):
+        played = trace(plan, rank)
+        names = {number: name for name, number in played.inputs.items()}
+        for event in played.events:
+            if isinstance(event, Batch):
+                found |= {names[m.buffer] for m in event.sends if m.buffer in names}
+            elif isinstance(event, Collective) and event.source in names:
+                found.add(names[event.source])
+    return tuple(tensor for tensor in plan.program.inputs if tensor.name in found)
+
+
+def stays_dense(plan: Plan, tensor: Tensor, layout: str) -> bool:
+    """Whether a tensor is dense in both orders: one of the two dimensions has one index."""
+    pair = exchanged(layout)
+    return pair is None or any(prod(map(plan.program.extent, tensor.dims[i])) == 1 for i in pair)
+
+
+def constants(plan: Plan, layout: str) -> str:
+    """MESH, WORLD_SIZE and PLACEMENTS; layout: of the caller's tensors."""
+    mesh, program = plan.program.mesh, plan.program
+    sizes = ", ".join(f'"{dim.name}": {dim.size}' for dim in mesh.dims)
+    lines = [f"MESH: dict[str, int] = {{{sizes}}}", f"WORLD_SIZE = {mesh.size}"]
+    placements: dict[str, list[str]] = {}
+    for tensor in program.tensors:
+        dims = arranged(layout, range(len(tensor.dims)))
+        cut = f"Shard({dims.index(tensor.dimension(program.sequence(tensor)))})"
+        place = "Replicate()" if held.whole(program, tensor.name) else cut
+        placements.setdefault(place, []).append(tensor.name)
+    count = len(mesh.dims)
+    if count:
+        lines.insert(2, "# Of the sequence in storage order: unshard puts it into global order.")
+    if not count:
+        names = ", ".join(f'"{tensor.name}"' for tensor in program.tensors)
+        lines.append(f"PLACEMENTS: dict[str, tuple] = dict.fromkeys(({names}), ())")
+        return "\n".join(lines)
+    for index, (place, tensors) in enumerate(placements.items()):
+        placed = f"({place},) * {count}" if count > 1 else f"({place},)"
+        names = ", ".join(f'"{name}"' for name in tensors)
+        if index == 0:
+            lines.append(
+                "PLACEMENTS: dict[str, tuple[Placement, ...]] = "
+                f"{{name: {placed} for name in ({names})}}"
+            )
+        else:
+            lines += [f'PLACEMENTS["{name}"] = {placed}' for name in tensors]
+    return "\n".join(lines)
