@@ -9,6 +9,7 @@ from mercurygen import operators
 from mercurygen.check.report import ProofError, Report
 from mercurygen.cli.request import check_sizes, supported
 from mercurygen.errors import InternalError, Refusal, Span, UserError
+from mercurygen.ir.kernel import ATEN, OPERATORS, kernels_of
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Sizes
 from mercurygen.ir.program import SEQUENCE, Program
@@ -16,7 +17,6 @@ from mercurygen.lower.kept import refuse
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import Attempts, apply, start
-from mercurygen.schedule.complete import ATEN_OPERATORS
 from mercurygen.schedule.directives import Directive, OrderTokens, Patch
 from mercurygen.schedule.gradient import gradient, section
 from mercurygen.schedule.schedule import Backward, Schedule
@@ -164,8 +164,9 @@ def plan_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Schedule,
     check_sizes(schedule.problem, schedule.group)
     _check_tp(schedule)
     operator = operators.load(schedule.operator)
-    if not isinstance(schedule.problem, Sizes) or operator.name in ATEN_OPERATORS:
-        supported(operator, schedule.operator)
+    kernel = next((d.kernel for d in schedule.directives if isinstance(d, Patch)), ATEN)
+    if not isinstance(schedule.problem, Sizes) or kernels_of(operator.name):
+        supported(operator, schedule.operator, OPERATORS.get(kernel, ()))
     program = apply(operator, schedule, spans)
     settled = replace(schedule, directives=_normal(operator, schedule, program))
     if apply(operator, settled) != program:
@@ -210,7 +211,7 @@ def _normal(operator: Operator, schedule: Schedule, program: Program) -> tuple[D
         order = program.order
         directives = (OrderTokens(SEQUENCE, order.kind, order.dims), *directives)
     if not any(isinstance(d, Patch) for d in directives):
-        directives = (*directives, Patch("body", program.kernel or "aten"))
+        directives = (*directives, Patch("body", program.kernel or ATEN))
     begin = start(operator, schedule.local_problem, schedule.mesh)
     found = settle(Point(Attempts(begin), _without_reshards(directives), None))
     if isinstance(found, Refusal):

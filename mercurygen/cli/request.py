@@ -12,7 +12,6 @@ from mercurygen.designs import patterns
 from mercurygen.errors import UserError, closest, printable, shorten
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem, Sizes
-from mercurygen.schedule.complete import ATEN_OPERATORS
 from mercurygen.schedule.text import OPERATOR
 
 LARGEST_HEADS = 65536  # beyond any model; a help text lists divisors
@@ -108,13 +107,18 @@ def check_reference(reference: str) -> None:
         )
 
 
-def supported(operator: Operator, reference: str) -> None:
+def supported(operator: Operator, reference: str, among: tuple[str, ...] = ("attention",)) -> None:
     """Refuse an operator that this version would not emit as it is written.
+
+    Args:
+        operator: that is asked for.
+        reference: as the user has it.
+        among: names of the shipped operators that it may be.
 
     Raises:
         UserError: `operator-not-supported`.
     """
-    ours = operators.load(operator.name if operator.name in ATEN_OPERATORS else "attention")
+    ours = operators.load(operator.name if operator.name in among else "attention")
     if replace(operator, name=ours.name, doc=ours.doc, file=ours.file) != ours:
         raise UserError(
             "operator-not-supported",

@@ -22,7 +22,7 @@ from math import prod
 from mercurygen.cost.body import body_of
 from mercurygen.cost.topology import Gpu
 from mercurygen.errors import InternalError
-from mercurygen.ir.kernel import TRITON
+from mercurygen.ir.kernel import ATEN, TRITON
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import ATTENTION, BACKWARD
 from mercurygen.lower.events import (
@@ -41,7 +41,7 @@ from mercurygen.lower.events import (
     Weigh,
 )
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.sizes import ATEN, padded_width
+from mercurygen.lower.sizes import padded_width
 
 # seconds of compute, of copies, and what launches add; and, beside them, of the host
 Spent = tuple[float, float, float, float]

@@ -21,12 +21,13 @@ def mask_word(plan: Plan) -> str:
 
 
 def mask_argument(plan: Plan, causal: bool | str) -> str:
-    """That argument of a full block, of a causal square, or as the loop has it."""
+    """That argument of a full block, of a causal square, or of what an expression says."""
     word = mask_word(plan)
     if causal == CUT:
         return word
     if plan.program.kernel == TRITON:
-        return f"{word}={0 if causal else None}"
+        told = isinstance(causal, str)
+        return f"{word}=0 if {causal} else None" if told else f"{word}={0 if causal else None}"
     return f"{word}={causal}"
 
 
@@ -60,6 +61,31 @@ def returned(plan: Plan) -> list[str]:
     if plan.program.kernel == TRITON:
         return [f"    out, lse = {block}", "    return out.to(q.dtype), lse"]
     return [f"    return {block}"]
+
+
+def given(plan: Plan) -> tuple[str, ...]:
+    """What a block's gradients are made of, as the gradient's kernel is given it."""
+    made = [tensor.name for tensor in plan.program.derived]
+    return ("grad_out", "q", "k", "v", *(["lse", *made] if made else ["out", "lse"]))
+
+
+def added(
+    plan: Plan, tensors: str, into: str, causal: bool | str, apart: bool = False
+) -> list[str]:
+    """Lines that add a block's gradients to others.
+
+    Args:
+        plan: of gradients.
+        tensors: as `given` names them.
+        into: dq, dk and dv.
+        causal: as of `call`, or an expression that says it.
+        apart: a line for the block, and one for the sums, where they are not the kernel's own.
+    """
+    mask = mask_argument(plan, causal)
+    if plan.program.kernel == TRITON:
+        return [f"_block_backward({tensors}, scale, ({into}), {mask})"]
+    block = f"_block_backward({tensors}, scale, {mask})"
+    return [f"share = {block}", f"_add(({into}), share)"] if apart else [f"_add(({into}), {block})"]
 
 
 def forward(options: Options) -> str:

@@ -11,7 +11,13 @@ from __future__ import annotations
 from mercurygen.errors import UserError
 from mercurygen.ir.lexer import Line
 
-TRITON = "triton"
+ATEN, TRITON = "aten", "triton"
+
+# Of which operators a kernel computes the body. torch's gradient makes delta of out itself.
+OPERATORS = {
+    ATEN: ("attention", "attention_backward_out"),
+    TRITON: ("attention", "attention_backward"),
+}
 
 Options = tuple[tuple[str, int], ...]  # (name, value), in the order of `RANGES`
 
@@ -34,6 +40,11 @@ SMALLEST = "sm_80"  # its defaults fit the others too: those of a schedule that 
 
 # Sizes of D and E together, as the kernel reads them, up to which the tiles are as large as said.
 WIDTH = {FORWARD: 320, BACKWARD: 256}
+
+
+def kernels_of(operator: str) -> tuple[str, ...]:
+    """The kernels that compute an operator's body; none of one whose body is its own lines."""
+    return tuple(kernel for kernel, known in OPERATORS.items() if operator in known)
 
 
 def completed(options: Options, way: str) -> dict[str, int]:
