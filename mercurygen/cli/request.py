@@ -10,6 +10,7 @@ from mercurygen.cost import topology as topologies
 from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
 from mercurygen.errors import UserError, closest, printable, shorten
+from mercurygen.ir.kernel import ATEN
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.text import OPERATOR
@@ -32,6 +33,7 @@ class Request:
         design: a named design, or None.
         order: of tokens, or None for the mask's usual one.
         passes: "fwd", or "train": with a backward.
+        kernel: that runs the body.
         objective: "time" or "memory".
         memory_limit: bytes, or None for all of a GPU's.
         whole: whether to search all of the space.
@@ -46,6 +48,7 @@ class Request:
     design: str | None = None
     order: str | None = None
     passes: str = "fwd"
+    kernel: str = ATEN
     objective: str = "time"
     memory_limit: int | None = None
     whole: bool = False
@@ -205,6 +208,7 @@ def run(request: Request, progress=None):
         tp=request.tp,
         design=request.design,
         order=request.order,
+        kernel=request.kernel,
         memory_limit=request.memory_limit,
         objective=request.objective,
         whole=request.whole,

@@ -10,8 +10,8 @@ queries. Neither is faster than memory brings its tensors.
 
 Any other body runs its own lines: products at the GPU's share of the peak, and a pass through
 memory for every other operation. Everything else moves bytes through memory. No kernel takes less
-than a launch; the host, which launches them, takes its own time for each. The Triton kernel is
-taken to be as fast as torch's: nobody measured it.
+than a launch; the host, which launches them, takes its own time for each. The Triton kernels are
+taken to be as fast as torch's, a product like a product: nobody measured them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Kernels:
     def _price(self) -> Callable[[Sequence[int], bool, bool], Spent]:
         """What a call of the body costs."""
         if self.triton:
-            return self._triton
+            return self._triton_gradient if self.gradient else self._triton
         if self.aten:
             return self._gradient if self.gradient else self._aten
         return self._lines
@@ -241,6 +241,24 @@ class Kernels:
         share = rows * (value + 1) * self.wide
         work = self.grid(batch * heads, height, width, 2 * (key + value), causal)
         return self._compute(work, read + (2 if merge else 1) * share)
+
+    def _triton_gradient(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
+        """Two kernels, that of keys of 4 products and that of queries of 3; each adds as it writes.
+
+        At the rate of torch's gradient: both work out the scores and their slopes anew.
+        """
+        batch, height, width, kv_heads, group = (extents[i] for i in self.places)
+        heads = batch * kv_heads * group
+        key, value = self.sizes
+        rows, cols = heads * height, batch * width * kv_heads
+        read = (rows + cols) * (key + value) * self.element + 2 * rows * self.wide
+        shares = cols * (key + value) * self.wide, rows * key * self.wide
+        flops = 4 * (key + value), 2 * (2 * key + value)
+        grids = [self.gradient_grid(heads, height, width, each, causal) for each in flops]
+        pairs = zip(grids, shares, strict=True)
+        keys, queries = (self._compute(work, read + 2 * share) for work, share in pairs)
+        spent = added(keys, queries)
+        return spent if merge else added(spent, self.copies([*shares]))
 
     def _gradient(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
         """5 matrix products; a sum for each of dq, dk and dv."""
