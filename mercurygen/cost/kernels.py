@@ -210,7 +210,8 @@ class Kernels:
         longest = -(-width // TILE) * TILE + start
         loops = -(-blocks // sms) * longest
         if causal:
-            mean = width - min(height, width) / 2 + TILE / 2 + start  # the diagonal ends the rows
+            cut = min(height, width) ** 2 / (2 * height)  # by the diagonal, which ends the rows
+            mean = width - cut + TILE / 2 + start
             loops = min(loops, max(longest, blocks * mean / sms + tail * longest))
         return loops * TILE * sms * score
 
