@@ -55,12 +55,25 @@ def widened(plan: Plan) -> list[str]:
     return [] if plan.program.kernel == TRITON else ["    out = out.to(lse.dtype)"]
 
 
-def returned(plan: Plan) -> list[str]:
-    """Lines of a body that is one block."""
+def returned(plan: Plan, tiles: str) -> list[str]:
+    """Lines of a body that is one block; tiles as of `rounded`."""
     block = call(plan, "q, k, v", plan.program.mask == "causal")
     if plan.program.kernel == TRITON:
-        return [f"    out, lse = {block}", "    return out.to(q.dtype), lse"]
+        return [f"    out, lse = {block}", *rounded(plan, tiles)]
     return [f"    return {block}"]
+
+
+def rounded(plan: Plan, tiles: str) -> list[str]:
+    """The last lines of a body: out in the dtype of the inputs.
+
+    Args:
+        plan: of the module.
+        tiles: variables of keys and values that only the body holds; or nothing. Torch's merge has
+            needed more room than the copy does.
+    """
+    held = tiles and plan.program.kernel == TRITON
+    released = [f"    del {tiles}  # before out is copied"] if held else []
+    return [*released, "    return out.to(q.dtype), lse"]
 
 
 def given(plan: Plan) -> tuple[str, ...]:
