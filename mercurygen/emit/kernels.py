@@ -101,6 +101,28 @@ def added(
     return [f"share = {block}", f"_add(({into}), share)"] if apart else [f"_add(({into}), {block})"]
 
 
+def alone(plan: Plan) -> str:
+    """Lines of the self-check: out and gradients of one block, in the dtype of the inputs."""
+    causal = plan.program.mask == "causal"
+    if plan.program.kernel != TRITON:
+        lines = [
+            f"scale, causal = q.shape[3] ** -0.5, {causal}",
+            "alone, lse = _block_forward(q, k, v, scale, causal)",
+            "grads = _block_backward(grad_out, q, k, v, alone, lse, scale, causal)",
+        ]
+    else:
+        mask = mask_argument(plan, causal)
+        lines = [
+            "scale = q.shape[3] ** -0.5",
+            f"alone, lse = _block_forward(q, k, v, scale, {mask})",
+            "alone, delta = alone.to(dtype), _delta(grad_out, alone)",
+            "grads = tuple(torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v))",
+            f"_block_backward(grad_out, q, k, v, lse, delta, scale, grads, {mask})",
+            "grads = (x.to(dtype) for x in grads)",
+        ]
+    return "\n    ".join(lines)
+
+
 def forward(options: Options) -> str:
     """`_block_forward`, what it does where the kernels do not run, and the kernels."""
     values = completed(options, FORWARD)

@@ -356,6 +356,7 @@ def _self_check(plan: Plan, both: Both | None) -> Section:
     values["rows"] = batch if batch > 1 else 2
     values["mask"] = kernels.mask_argument(plan, causal)
     values["wide"] = plan.program.kernel == TRITON
+    values["alone"] = kernels.alone(plan)
     if not mesh.dims:
         reference = render(
             reference_text,
