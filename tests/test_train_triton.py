@@ -228,7 +228,7 @@ def test_tiles_of_the_gpu(topo: str, sm: str | None) -> None:
 
 
 def test_one_kernel_for_both() -> None:
-    """A backward with another kernel than its forward's is refused at its line."""
+    """A backward with another kernel than its forward's is refused."""
     with pytest.raises(UserError) as caught:
         _ = made("m=4", f"{ROWS} m;{RING} m", f"{RINGS} m;patch body with aten").plans
     assert caught.value.slug == "kernel-of-both"

@@ -137,6 +137,7 @@ def plans_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Lowered,
         return Lowered(settled, program, plan), None
     below = spans[len(schedule.directives) :]  # of the section, its first line first
     whole = replace(settled, backward=schedule.backward)
+    _check_kernel(program, schedule.backward, below)
     alone = gradient(whole, program, below[0] if below else None)
     backward = Lowered(*plan_of(alone, _spans_of(alone, schedule.backward, below)))
     refusal = refuse(plan, backward.plan)
@@ -144,6 +145,20 @@ def plans_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Lowered,
         raise refusal.error(below[0] if below else None)
     whole = replace(whole, backward=section(whole, program, backward.schedule))
     return Lowered(whole, program, plan), backward
+
+
+def _check_kernel(program: Program, backward: Backward, spans: tuple[Span, ...]) -> None:
+    """Refuse a section with another kernel than the forward's: a module has one."""
+    places: tuple[Span | None, ...] = spans[1:] or (None,) * len(backward.directives)
+    for directive, span in zip(backward.directives, places, strict=True):
+        if isinstance(directive, Patch) and directive.kernel != program.kernel:
+            raise UserError(
+                "kernel-of-both",
+                f"`{directive}` in the section backward, but the forward's kernel is "
+                f"{program.kernel}",
+                span=span,
+                help=f"write `patch body with {program.kernel}` there, or leave the line out",
+            )
 
 
 def _spans_of(alone: Schedule, backward: Backward, spans: tuple[Span, ...]) -> tuple[Span, ...]:

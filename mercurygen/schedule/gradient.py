@@ -60,22 +60,12 @@ def gradient(schedule: Schedule, program: Program, span: Span | None = None) -> 
         span: of that section.
 
     Raises:
-        UserError: `saves-parts`, `kernel-of-both`.
+        UserError: `saves-parts`.
     """
     backward = schedule.backward
     assert backward is not None
     save = save_of(schedule, program, span)
     kernel = program.kernel or ATEN
-    other = next(
-        (d for d in backward.directives if isinstance(d, Patch) and d.kernel != kernel), None
-    )
-    if other is not None:
-        raise UserError(
-            "kernel-of-both",
-            f"`{other}` in the section backward, but the forward's kernel is {kernel}",
-            span=span,
-            help=f"write `patch body with {kernel}` there, or leave the line out",
-        )
     return replace(
         schedule,
         operator=OPERATOR[kernel],
