@@ -109,30 +109,38 @@ def _bytes(schedule, lines) -> int:
     return crossing.most
 
 
+@pytest.mark.parametrize("kernel", ("aten", "triton"))
 @pytest.mark.parametrize("group", (1, 2, 4))
-def test_burst_against_ring_follows_from_bytes(group: int) -> None:
-    """5 H against 6 H_kv, as out travels: keys and values stay where heads have their own."""
+def test_burst_against_ring_follows_from_bytes(group: int, kernel: str) -> None:
+    """5 H against 6 H_kv, as out travels: keys and values stay where heads have their own.
+
+    As delta does, a number a row, 4 H against 6 H_kv.
+    """
     problem = replace(SMALL, heads=8 * group, dtype="bfloat16")
-    ring = search("attention", problem, load("h100x8"), design="ring").best.schedule
+    topology = load("h100x8")
+    ring = search("attention", problem, topology, design="ring", kernel=kernel).best.schedule
+    moved, wide, rows = ("out", 3, 1) if kernel == "aten" else ("delta", 2, 2)
     keys = _bytes(ring, "shift k, v, dk, dv: S_kv along gpu\n")
-    queries = "parallelize S_kv over gpu\nshift q, out, lse, do, dq: S_q along gpu\n"
+    queries = f"parallelize S_kv over gpu\nshift q, {moved}, lse, do, dq: S_q along gpu\n"
     burst = _bytes(ring, queries)
     tokens, dim = problem.seq // 8, problem.head_dim
     hops = 8  # with their gradients, which end at home; what is only read needs one less
     row = tokens * dim
     assert keys == 8 * row * (2 * 2 * (hops - 1) + 2 * 4 * hops)
-    lse = tokens * 8 * group * 4 * (hops - 1)
-    assert burst == 8 * group * row * (3 * 2 * (hops - 1) + 4 * hops) + lse
+    by_row = rows * tokens * 8 * group * 4 * (hops - 1)
+    assert burst == 8 * group * row * (wide * 2 * (hops - 1) + 4 * hops) + by_row
     assert (burst < keys) == (group == 1)
 
 
+@pytest.mark.parametrize("kernel", ("aten", "triton"))
 @pytest.mark.parametrize("heads, faster", [(8, "burst"), (16, "ring"), (32, "ring")])
-def test_designs_cross_over_where_the_bytes_do(heads: int, faster: str) -> None:
+def test_designs_cross_over_where_the_bytes_do(heads: int, faster: str, kernel: str) -> None:
     """On a slow ring, heads of their own let queries travel, shared ones keys and values."""
     problem = replace(SMALL, seq=8192, heads=heads)
     times = {}
     for design in ("ring", "burst"):
-        result = search("attention", problem, load("l20x8"), design=design, passes="train")
+        how = {"design": design, "passes": "train", "kernel": kernel}
+        result = search("attention", problem, load("l20x8"), **how)
         assert result.best.design == design
         times[design] = result.best.cost.time
     assert min(times, key=times.get) == faster, times

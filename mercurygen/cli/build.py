@@ -9,6 +9,7 @@ from mercurygen import operators
 from mercurygen.check.report import ProofError, Report
 from mercurygen.cli.request import check_sizes, supported
 from mercurygen.errors import InternalError, Refusal, Span, UserError
+from mercurygen.ir.kernel import ATEN, OPERATORS, kernels_of
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Sizes
 from mercurygen.ir.program import SEQUENCE, Program
@@ -16,7 +17,6 @@ from mercurygen.lower.kept import refuse
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import Attempts, apply, start
-from mercurygen.schedule.complete import ATEN_OPERATORS
 from mercurygen.schedule.directives import Directive, OrderTokens, Patch
 from mercurygen.schedule.gradient import gradient, section
 from mercurygen.schedule.schedule import Backward, Schedule
@@ -137,6 +137,7 @@ def plans_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Lowered,
         return Lowered(settled, program, plan), None
     below = spans[len(schedule.directives) :]  # of the section, its first line first
     whole = replace(settled, backward=schedule.backward)
+    _check_kernel(program, schedule.backward, below)
     alone = gradient(whole, program, below[0] if below else None)
     backward = Lowered(*plan_of(alone, _spans_of(alone, schedule.backward, below)))
     refusal = refuse(plan, backward.plan)
@@ -144,6 +145,20 @@ def plans_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Lowered,
         raise refusal.error(below[0] if below else None)
     whole = replace(whole, backward=section(whole, program, backward.schedule))
     return Lowered(whole, program, plan), backward
+
+
+def _check_kernel(program: Program, backward: Backward, spans: tuple[Span, ...]) -> None:
+    """Refuse a section with another kernel than the forward's: a module has one."""
+    places: tuple[Span | None, ...] = spans[1:] or (None,) * len(backward.directives)
+    for directive, span in zip(backward.directives, places, strict=True):
+        if isinstance(directive, Patch) and directive.kernel != program.kernel:
+            raise UserError(
+                "kernel-of-both",
+                f"`{directive}` in the section backward, but the forward's kernel is "
+                f"{program.kernel}",
+                span=span,
+                help=f"write `patch body with {program.kernel}` there, or leave the line out",
+            )
 
 
 def _spans_of(alone: Schedule, backward: Backward, spans: tuple[Span, ...]) -> tuple[Span, ...]:
@@ -164,8 +179,9 @@ def plan_of(schedule: Schedule, spans: tuple[Span, ...] = ()) -> tuple[Schedule,
     check_sizes(schedule.problem, schedule.group)
     _check_tp(schedule)
     operator = operators.load(schedule.operator)
-    if not isinstance(schedule.problem, Sizes) or operator.name in ATEN_OPERATORS:
-        supported(operator, schedule.operator)
+    kernel = next((d.kernel for d in schedule.directives if isinstance(d, Patch)), ATEN)
+    if not isinstance(schedule.problem, Sizes) or kernels_of(operator.name):
+        supported(operator, schedule.operator, OPERATORS.get(kernel, ()))
     program = apply(operator, schedule, spans)
     settled = replace(schedule, directives=_normal(operator, schedule, program))
     if apply(operator, settled) != program:
@@ -211,7 +227,7 @@ def _normal(operator: Operator, schedule: Schedule, program: Program) -> tuple[D
         order = program.order
         directives = (OrderTokens(SEQUENCE, order.kind, order.dims), *directives)
     if not any(isinstance(d, Patch) for d in directives):
-        directives = (*directives, Patch("body", program.kernel or "aten"))
+        directives = (*directives, Patch("body", program.kernel or ATEN))
     begin = start(operator, schedule.local_problem, schedule.mesh)
     found = settle(Point(Attempts(begin), _without_reshards(directives), None))
     if isinstance(found, Refusal):

@@ -8,6 +8,7 @@ import sys
 
 from mercurygen.cli.request import Request
 from mercurygen.errors import UserError, printable, shorten
+from mercurygen.ir.kernel import ATEN
 from mercurygen.ir.problem import Problem
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
@@ -101,6 +102,8 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
         found.append(("--order", request.order, part))
     if request.passes != "fwd":
         found.append(("--pass", request.passes, request.passes))
+    if request.kernel != ATEN:
+        found.append(("--kernel", request.kernel, request.kernel))
     if request.objective != "time":
         found.append(("--objective", request.objective, f"least_{request.objective}"))
     if request.whole:

@@ -85,6 +85,7 @@ _OPTIONS = (
     click.option("--layout", metavar="L", help="Of q, k, v, out: bshd (default), bhsd or sbhd."),
     click.option("--order", metavar="O", help="Of tokens: zigzag, contiguous or any."),
     click.option("--pass", "passes", metavar="P", help="fwd (default), or train: backward too."),
+    click.option("--kernel", metavar="K", help="Of a block: aten (default), or triton."),
     click.option("--objective", metavar="O", help="time (default) or memory."),
     click.option(
         "--whole-space",
@@ -99,7 +100,7 @@ _OPTIONS = (
 )
 NAMES = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal"),
-    *("layout", "order", "passes", "objective", "whole", "memory_limit", "group", "tp"),
+    *("layout", "order", "passes", "kernel", "objective", "whole", "memory_limit", "group", "tp"),
 )
 
 

@@ -10,9 +10,9 @@ from mercurygen.cost import topology as topologies
 from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
 from mercurygen.errors import UserError, closest, printable, shorten
+from mercurygen.ir.kernel import ATEN
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem, Sizes
-from mercurygen.schedule.complete import ATEN_OPERATORS
 from mercurygen.schedule.text import OPERATOR
 
 LARGEST_HEADS = 65536  # beyond any model; a help text lists divisors
@@ -33,6 +33,7 @@ class Request:
         design: a named design, or None.
         order: of tokens, or None for the mask's usual one.
         passes: "fwd", or "train": with a backward.
+        kernel: that runs the body.
         objective: "time" or "memory".
         memory_limit: bytes, or None for all of a GPU's.
         whole: whether to search all of the space.
@@ -47,6 +48,7 @@ class Request:
     design: str | None = None
     order: str | None = None
     passes: str = "fwd"
+    kernel: str = ATEN
     objective: str = "time"
     memory_limit: int | None = None
     whole: bool = False
@@ -111,13 +113,18 @@ def check_reference(reference: str) -> None:
         )
 
 
-def supported(operator: Operator, reference: str) -> None:
+def supported(operator: Operator, reference: str, among: tuple[str, ...] = ("attention",)) -> None:
     """Refuse an operator that this version would not emit as it is written.
+
+    Args:
+        operator: that is asked for.
+        reference: as the user has it.
+        among: names of the shipped operators that it may be.
 
     Raises:
         UserError: `operator-not-supported`.
     """
-    ours = operators.load(operator.name if operator.name in ATEN_OPERATORS else "attention")
+    ours = operators.load(operator.name if operator.name in among else "attention")
     if replace(operator, name=ours.name, doc=ours.doc, file=ours.file) != ours:
         raise UserError(
             "operator-not-supported",
@@ -204,6 +211,7 @@ def run(request: Request, progress=None):
         tp=request.tp,
         design=request.design,
         order=request.order,
+        kernel=request.kernel,
         memory_limit=request.memory_limit,
         objective=request.objective,
         whole=request.whole,

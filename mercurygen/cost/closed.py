@@ -84,7 +84,7 @@ def _before(plan: Plan, tally: Tally) -> dict[str, int]:
     tally.up(sum(sizes.values()))
     for tensor in program.derived:
         tally.copy(sizes[tensor.name] + sum(sizes[name] for name in tensor.reads))
-    made: dict[str, int] = {}
+    made = {} if plan.tiles else {tensor.name: sizes[tensor.name] for tensor in program.derived}
     for step in plan.before:
         gone = 0
         for name in step.tensors:

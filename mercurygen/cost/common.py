@@ -15,10 +15,10 @@ from mercurygen.cost.kernels import Kernels, Spent
 from mercurygen.cost.links import Network
 from mercurygen.cost.report import Traffic
 from mercurygen.errors import InternalError
+from mercurygen.ir.kernel import ATEN
 from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.operator import Operator
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.sizes import ATEN
 
 Shares = tuple[int, ...]  # of every rank
 

@@ -10,8 +10,8 @@ queries. Neither is faster than memory brings its tensors.
 
 Any other body runs its own lines: products at the GPU's share of the peak, and a pass through
 memory for every other operation. Everything else moves bytes through memory. No kernel takes less
-than a launch; the host, which launches them, takes its own time for each. The Triton kernel is
-taken to be as fast as torch's: nobody measured it.
+than a launch; the host, which launches them, takes its own time for each. The Triton kernels are
+taken to be as fast as torch's, a product like a product: nobody measured them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from math import prod
 from mercurygen.cost.body import body_of
 from mercurygen.cost.topology import Gpu
 from mercurygen.errors import InternalError
-from mercurygen.ir.kernel import TRITON
+from mercurygen.ir.kernel import ATEN, TRITON
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import ATTENTION, BACKWARD
 from mercurygen.lower.events import (
@@ -41,7 +41,7 @@ from mercurygen.lower.events import (
     Weigh,
 )
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.sizes import ATEN, padded_width
+from mercurygen.lower.sizes import padded_width
 
 # seconds of compute, of copies, and what launches add; and, beside them, of the host
 Spent = tuple[float, float, float, float]
@@ -114,7 +114,7 @@ class Kernels:
     def _price(self) -> Callable[[Sequence[int], bool, bool], Spent]:
         """What a call of the body costs."""
         if self.triton:
-            return self._triton
+            return self._triton_gradient if self.gradient else self._triton
         if self.aten:
             return self._gradient if self.gradient else self._aten
         return self._lines
@@ -239,11 +239,28 @@ class Kernels:
         key, value = self.sizes
         read = (rows * key + cols * (key + value)) * self.element
         share = rows * (value + 1) * self.wide
-        flops, grids = 2 * (key + value), ((width, causal),)
-        if causal and width > height:  # whole columns before a square on the diagonal
-            grids = (width - height, False), (height, True)
-        work = sum(self.grid(batch * heads, height, n, flops, cut) for n, cut in grids)
+        parts, flops = _by_diagonal(height, width, causal), 2 * (key + value)
+        work = sum(self.grid(batch * heads, height, n, flops, cut) for n, cut in parts)
         return self._compute(work, read + (2 if merge else 1) * share)
+
+    def _triton_gradient(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
+        """Two kernels, that of keys of 4 products and that of queries of 3; each adds as it writes.
+
+        At the rate of torch's gradient: both work out the scores and their slopes anew.
+        """
+        batch, height, width, kv_heads, group = (extents[i] for i in self.places)
+        heads = batch * kv_heads * group
+        key, value = self.sizes
+        rows, cols = heads * height, batch * width * kv_heads
+        read = (rows + cols) * (key + value) * self.element + 2 * rows * self.wide
+        shares = cols * (key + value) * self.wide, rows * key * self.wide
+        flops = 4 * (key + value), 2 * (2 * key + value)
+        parts, grid = _by_diagonal(height, width, causal), self.gradient_grid
+        grids = [sum(grid(heads, height, n, each, cut) for n, cut in parts) for each in flops]
+        pairs = zip(grids, shares, strict=True)
+        keys, queries = (self._compute(work, read + 2 * share) for work, share in pairs)
+        spent = added(keys, queries)
+        return spent if merge else added(spent, self.copies([*shares]))
 
     def _gradient(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
         """5 matrix products; a sum for each of dq, dk and dv."""
@@ -310,6 +327,13 @@ class Kernels:
             elements = [prod(given[a] for a in shape if a) for shape in body.passes]
             spent = added(spent, self.copies([times * n * self.wide for n in elements]))
         return added(spent, self.merge(shares)) if merge else spent
+
+
+def _by_diagonal(height: int, width: int, causal: bool) -> tuple[tuple[int, bool], ...]:
+    """Columns of a block, and whether the mask cuts them: all before its square on the diagonal."""
+    if causal and width > height:
+        return (width - height, False), (height, True)
+    return ((width, causal),)
 
 
 def _lerp(out: int, lse: int) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ MOST_RANKS = 64  # of larger meshes only a sample is interpreted
 CLASS = "_Attention"
 NOT_INTERPRETED = (
     *("_autocast", "_check", "_block_forward", "_body", "_merge", "_weigh", "_unweigh"),
-    *("_block_backward", "_add"),
+    *("_block_backward", "_delta", "_add"),
 )
 ASIDE = {  # communicate beside `attention`: layout helpers and self-check
     *("make_mesh", "_level_group_count", "_new_group", "_from_all_ranks", "_all_gather"),

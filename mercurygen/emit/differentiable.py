@@ -6,15 +6,17 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from mercurygen.emit import border, gradients, held, nest, outside, tiles
+from mercurygen.emit import border, gradients, held, kernels, nest, outside, tiles
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import called, variable
-from mercurygen.lower.kept import SAVED, is_outer
+from mercurygen.ir.kernel import TRITON
+from mercurygen.lower.kept import SAVED, is_outer, outer
 from mercurygen.lower.plan import Plan, Swap
 
 NAME = "_Attention"
 KEPT = ", ".join(SAVED)
+BY_ROW = ("lse", "delta")  # [B, H, S]
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def _forward(both: Both) -> list[str]:
             lse.append("lse = lse.squeeze(3).transpose(1, 2)")
     save = f"ctx.save_for_backward({KEPT})"
     if inner:
-        lines += [save, *out]
+        lines += [*out, save] if "out" in outer(plan, both.backward) else [save, *out]
         lines += ["if return_lse:", *(f"    {line}" for line in lse)] if lse else []
     else:
         if any(re.match(r"[qkv](, [qkv])* = ", line) for line in lines):
@@ -145,12 +147,14 @@ def _backward(both: Both) -> list[str]:
 def _work(both: Both) -> list[str]:
     """From what is kept, and the gradient of out, to the gradients."""
     plan = both.backward
-    lines = [line for step in plan.before for line in _into_part(both, step)]
+    lines = ["delta = _delta(grad_out, out)"] if plan.program.derived else []
+    lines += [line for step in plan.before for line in _into_part(both, step)]
+    lines += [f"{x} = {x}.contiguous()  # in rows again" for x in _turned(plan)]
     return [*lines, f"dq, dk, dv = {gradients.call(plan)}", *_home(plan)]
 
 
 def _into_part(both: Both, swap: Swap) -> list[str]:
-    """Tensors in the plan's order; lse has no dimension of its own for components."""
+    """Tensors in the plan's order; those of a number a row have no dimension for components."""
     if swap.split in border.NAMES:
         group = f"{variable(swap.dim)}{border.runs_argument(both.backward, swap.join)}"
         group += border.kv_heads_argument(both.backward, swap, after=both.save == "inner")
@@ -160,7 +164,7 @@ def _into_part(both: Both, swap: Swap) -> list[str]:
     lines: list[str] = []
     run: list[str] = []
     for name in (*swap.tensors, None):
-        if name not in (None, "lse"):
+        if name is not None and name not in BY_ROW:
             run.append(called(name))
             continue
         if len(run) > 1:
@@ -171,10 +175,17 @@ def _into_part(both: Both, swap: Swap) -> list[str]:
         run = []
         if name:
             lines += [
-                f"lse = {call}(lse.transpose(1, 2).unsqueeze(3), {group})",
-                "lse = lse.squeeze(3).transpose(1, 2)",
+                f"{name} = {call}({name}.transpose(1, 2).unsqueeze(3), {group})",
+                f"{name} = {name}.squeeze(3).transpose(1, 2)",
             ]
     return lines
+
+
+def _turned(plan: Plan) -> list[str]:
+    """What a border leaves in columns and the Triton kernel reads in rows."""
+    if plan.program.kernel != TRITON:
+        return []
+    return [x for x in BY_ROW if any(x in swap.tensors for swap in plan.before)]
 
 
 def _home(plan: Plan) -> list[str]:
@@ -207,8 +218,12 @@ def functions(both: Both, forward: list[str]) -> tuple[str, list[str]]:
 
 
 def kernel(plan: Plan) -> list[str]:
-    """The kernel's one place, and what adds up its results."""
-    return [render("block_backward"), *([render("add")] if plan.nest.begin != "only" else [])]
+    """The kernel's one place, and what adds up results."""
+    add = [render("add")]
+    if plan.program.kernel == TRITON:
+        moving = any(loop.outputs for loop in plan.nest.loops)
+        return [kernels.backward(plan.program.kernel_options), *(add if moving else [])]
+    return [render("block_backward"), *(add if plan.nest.begin != "only" else [])]
 
 
 def beside(code: str, forward: list[str], backward: list[str]) -> tuple[str, list[str]]:

@@ -6,18 +6,19 @@ inside it, and `_tile_gradients` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import masks, walk
+from mercurygen.emit import kernels, masks, walk
 from mercurygen.emit.border import in_runs, is_striped, runs_argument, split_function
 from mercurygen.emit.levels import Level, Names, with_owner
 from mercurygen.emit.rings import name_of, ring_of
 from mercurygen.emit.templates import render
 from mercurygen.emit.ways import deal, reduce_outer
 from mercurygen.emit.words import called, variable
+from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Gather, Loop, Plan
 
-GIVEN = ("grad_out", "q", "k", "v", "out", "lse")  # as functions take them
 SHARE = "tuple[Tensor, ...]"
 _TILES = {"q": "queries", "k": "keys", "v": "values", "out": "outs", "lse": "lses", "do": "grads"}
+_TILES |= {"delta": "deltas"}
 
 
 def not_emitted(plan: Plan) -> str | None:
@@ -70,7 +71,7 @@ class Gradients(Names):
 
     def given(self, index: int) -> list[str]:
         """Parameters of a level, each with its type."""
-        tensors = [*(self.staying if index else ()), *GIVEN]
+        tensors = [*(self.staying if index else ()), *kernels.given(self.plan)]
         places = [f"{self.letters[dim]}: int" for dim in self.places(index)]
         groups = [f"{variable(dim)}: dist.ProcessGroup" for dim in self.groups(index)]
         return [*(f"{x}: Tensor" for x in tensors), *places, *groups, "scale: float"]
@@ -96,8 +97,8 @@ class Gradients(Names):
     def inner_call(self, index: int) -> str:
         """A call of the next level on a tile."""
         tiles = {x: _TILES[x] for x in self.levels[index].loop.tensors}
-        names = {called(x): x for x in ("do", *GIVEN[1:])}
-        tensors = [tiles.get(names[x], x) for x in GIVEN]
+        names = {called(tensor.name): tensor.name for tensor in self.program.read}
+        tensors = [tiles.get(names[x], x) for x in kernels.given(self.plan)]
         places = [self.letters[dim] for dim in self.places(index + 1)]
         groups = [variable(dim) for dim in self.groups(index + 1)]
         given = [*self.staying, *tensors, *places, *groups, "scale"]
@@ -106,16 +107,17 @@ class Gradients(Names):
 
 def needs_function(plan: Plan) -> bool:
     """Whether the gradients are more than one call of the kernel."""
-    return bool(plan.nest.loops or plan.nest.reduces) or plan.nest.begin != "only"
+    wide = plan.program.kernel == TRITON  # it adds into float32
+    return wide or bool(plan.nest.loops or plan.nest.reduces) or plan.nest.begin != "only"
 
 
 def call(plan: Plan) -> str:
     """The call that gives dq, dk and dv."""
     if not needs_function(plan):
         causal = plan.program.mask == "causal"
-        return f"_block_backward({', '.join(GIVEN)}, scale, {causal=})"
+        return f"_block_backward({', '.join(kernels.given(plan))}, scale, {causal=})"
     groups = [variable(dim) for dim in Gradients(plan).groups(0)]
-    return f"_gradients({', '.join([*GIVEN, *groups, 'scale'])})"
+    return f"_gradients({', '.join([*kernels.given(plan), *groups, 'scale'])})"
 
 
 def functions(plan: Plan) -> list[str]:
@@ -259,62 +261,64 @@ def _ring(names: Gradients, index: int) -> list[str]:
 
 def _body(names: Gradients, index: int) -> list[str]:
     """The body on what the mask leaves of the tiles that are here."""
-    plan, every = names.plan, _every(names)
-    if plan.nest.begin == "only":
-        causal = plan.program.mask == "causal"
-        share = f"_block_backward({', '.join(GIVEN)}, scale, {causal=})"
+    plan, every, tensors = names.plan, _every(names), ", ".join(kernels.given(names.plan))
+    causal = plan.program.mask == "causal"
+    if plan.nest.begin == "only" and plan.program.kernel != TRITON:
+        share = f"_block_backward({tensors}, scale, {causal=})"
         if plan.nest.reduces:  # they are added up in float32
             return [f"    {every} = (x.to(lse.dtype) for x in {share})"]
         return [f"    {every} = {share}"]
-    lines = [f"    {line}" for line in _made(names.moving if index else names.every)]
-    end = [f"    return {', '.join(names.moving)}"] if index else []
+    end = [f"return {', '.join(names.moving)}"] if index else []
     if index and len(names.moving) == 1:
-        end = [f"    return ({names.moving[0]},)"]
-    form = masks.mask_form(plan)
+        end = [f"return ({names.moving[0]},)"]
+    if plan.nest.begin == "only":
+        blocks = kernels.added(plan, tensors, every, causal)
+    else:
+        blocks = _blocks(names, tensors)
+    lines = [*_made(names.moving if index else names.every), *blocks, *end]
+    return [f"    {line}" for line in lines]
+
+
+def _blocks(names: Gradients, tensors: str) -> list[str]:
+    """The blocks that the mask leaves, added up."""
+    plan, every, form = names.plan, _every(names), masks.mask_form(names.plan)
     if form == "all":
-        share = f"_block_backward({', '.join(GIVEN)}, scale, causal=False)"
-        return [*lines, f"    _add(({every}), {share})", *end]
-    block = (
-        "_block_backward(grad_out[:, rows], q[:, rows], k[:, cols], v[:, cols], out[:, rows], "
-        "lse[:, :, rows], scale, causal)"
+        return kernels.added(plan, tensors, every, False)
+    cut = {"q": "rows", "grad_out": "rows", "out": "rows", "k": "cols", "v": "cols"}
+    part = ", ".join(
+        f"{x}[:, {cut[x]}]" if x in cut else f"{x}[:, :, rows]" for x in kernels.given(plan)
     )
     parts = ", ".join(f"{x}[:, {'rows' if x == 'dq' else 'cols'}]" for x in names.every)
     rows, cols = names.program.mask_axes
+    word = kernels.mask_word(plan)
     if form == "chunks":
         first, second = "mine", "theirs"  # whose rows, and whose columns
         if any(loop.axis == rows for loop in plan.nest.loops if loop.walks):
             first, second = second, first
         ours = f"{first}, {second}"
+        (added,) = kernels.added(plan, part, parts, kernels.CUT)
         return [
-            *lines,
-            f"    {ours} = {names.chunks(rows)}, {names.chunks(cols)}",
-            f"    for rows, cols, causal in _visible({ours}, q.shape[1] // len({first})):",
-            f"        _add(({parts}), {block})",
-            *end,
+            f"{ours} = {names.chunks(rows)}, {names.chunks(cols)}",
+            f"for rows, cols, {word} in _visible({ours}, q.shape[1] // len({first})):",
+            f"    {added}",
         ]
-    me, owner = names.slot(rows), names.slot(cols)
+    me, owner, lines = names.slot(rows), names.slot(cols), []
     if len(plan.row_dims) > 1:
-        lines.append(f"    me, owner = {me}, {owner}")
+        lines.append(f"me, owner = {me}, {owner}")
         me, owner = "me", "owner"
     if form == "before":
-        whole = block.replace("[:, rows]", "").replace("[:, cols]", "").replace("[:, :, rows]", "")
+        added = kernels.added(plan, tensors, every, f"{owner} == {me}", apart=True)
         return [
             *lines,
-            f"    if {owner} <= {me}:  # a later owner's tokens come after all of ours",
-            f"        share = {whole.replace('causal)', f'causal={owner} == {me})')}",
-            f"        _add(({every}), share)",
-            *end,
+            f"if {owner} <= {me}:  # a later owner's tokens come after all of ours",
+            *(f"    {line}" for line in added),
         ]
     tokens = ", q.shape[1]" if form == "halves" else ""
-    if form == "stripes":
-        block = block.replace("causal)", "causal=True)")
-    target = "rows, cols, causal" if form == "halves" else "rows, cols"
+    target = f"rows, cols, {word}" if form == "halves" else "rows, cols"
     return [
         *lines,
-        f"    {target} = _visible({me}, {owner}{tokens})",
-        f"    share = {block}",
-        f"    _add(({parts}), share)",
-        *end,
+        f"{target} = _visible({me}, {owner}{tokens})",
+        *kernels.added(plan, part, parts, kernels.CUT if form == "halves" else True, apart=True),
     ]
 
 

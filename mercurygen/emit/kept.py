@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mercurygen.lower.events import Collective, Free, Pack, Return, Trace, Unpack
-from mercurygen.lower.kept import SAVED, is_outer
+from mercurygen.lower.kept import SAVED, is_outer, outer
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
 
 
-def kept(plan: Plan, played: Trace, outer: bool) -> dict[str, int]:
+def kept(plan: Plan, backward: Plan, played: Trace) -> dict[str, int]:
     """The buffers of what is kept, by name; lse is left out where the trace does not say it."""
     found = dict(played.inputs)
     found |= {e.name: e.buffer for e in played.events if isinstance(e, Return)}
-    if outer:
-        return found
+    unmoved = outer(plan, backward)
     for name in SAVED:
         into = sum(name in swap.tensors for swap in plan.before)
         back = sum(name in swap.tensors for swap in plan.after)
-        if name in found:
+        if name in found and name not in unmoved:
             found[name] = _before(played, _through(played, found[name], into), back)
     return found
 
@@ -27,7 +26,7 @@ def kept(plan: Plan, played: Trace, outer: bool) -> dict[str, int]:
 def nbytes(plan: Plan, backward: Plan) -> int:
     """Bytes on one rank of what is kept: of out as wide as the kernel left it."""
     played = trace(plan, 0, with_lse=True)
-    buffers = kept(plan, played, is_outer(plan, backward))
+    buffers = kept(plan, backward, played)
     return sum(played.buffers[buffers[name]].nbytes for name in SAVED)
 
 
@@ -40,10 +39,10 @@ def backward_peak_bytes(plan: Plan, backward: Plan) -> int:
 
 def peak_bytes(plan: Plan, backward: Plan) -> int:
     """Most bytes alive on any rank in the forward, what is kept for the backward included."""
-    outer, most = is_outer(plan, backward), 0
+    moves, most = is_outer(plan, backward), 0
     for rank in range(plan.program.mesh.size):
-        played = trace(plan, rank, with_lse=outer)
-        stay = {Free(buffer) for buffer in kept(plan, played, outer).values()}
+        played = trace(plan, rank, with_lse=moves)
+        stay = {Free(buffer) for buffer in kept(plan, backward, played).values()}
         events = tuple(event for event in played.events if event not in stay)
         most = max(most, replace(played, events=events).peak())
     return most

@@ -21,12 +21,13 @@ def mask_word(plan: Plan) -> str:
 
 
 def mask_argument(plan: Plan, causal: bool | str) -> str:
-    """That argument of a full block, of a causal square, or as the loop has it."""
+    """That argument of a full block, of a causal square, or of what an expression says."""
     word = mask_word(plan)
     if causal == CUT:
         return word
     if plan.program.kernel == TRITON:
-        return f"{word}={0 if causal else None}"
+        told = isinstance(causal, str)
+        return f"{word}=0 if {causal} else None" if told else f"{word}={0 if causal else None}"
     return f"{word}={causal}"
 
 
@@ -54,12 +55,72 @@ def widened(plan: Plan) -> list[str]:
     return [] if plan.program.kernel == TRITON else ["    out = out.to(lse.dtype)"]
 
 
-def returned(plan: Plan) -> list[str]:
-    """Lines of a body that is one block."""
+def returned(plan: Plan, tiles: str) -> list[str]:
+    """Lines of a body that is one block; tiles as of `rounded`."""
     block = call(plan, "q, k, v", plan.program.mask == "causal")
     if plan.program.kernel == TRITON:
-        return [f"    out, lse = {block}", "    return out.to(q.dtype), lse"]
+        return [f"    out, lse = {block}", *rounded(plan, tiles)]
     return [f"    return {block}"]
+
+
+def rounded(plan: Plan, tiles: str) -> list[str]:
+    """The last lines of a body: out in the dtype of the inputs.
+
+    Args:
+        plan: of the module.
+        tiles: variables of keys and values that only the body holds; or nothing. Torch's merge has
+            needed more room than the copy does.
+    """
+    held = tiles and plan.program.kernel == TRITON
+    released = [f"    del {tiles}  # before out is copied"] if held else []
+    return [*released, "    return out.to(q.dtype), lse"]
+
+
+def given(plan: Plan) -> tuple[str, ...]:
+    """What a block's gradients are made of, as the gradient's kernel is given it."""
+    made = [tensor.name for tensor in plan.program.derived]
+    return ("grad_out", "q", "k", "v", *(["lse", *made] if made else ["out", "lse"]))
+
+
+def added(
+    plan: Plan, tensors: str, into: str, causal: bool | str, apart: bool = False
+) -> list[str]:
+    """Lines that add a block's gradients to others.
+
+    Args:
+        plan: of gradients.
+        tensors: as `given` names them.
+        into: dq, dk and dv.
+        causal: as of `call`, or an expression that says it.
+        apart: a line for the block, and one for the sums, where they are not the kernel's own.
+    """
+    mask = mask_argument(plan, causal)
+    if plan.program.kernel == TRITON:
+        return [f"_block_backward({tensors}, scale, ({into}), {mask})"]
+    block = f"_block_backward({tensors}, scale, {mask})"
+    return [f"share = {block}", f"_add(({into}), share)"] if apart else [f"_add(({into}), {block})"]
+
+
+def alone(plan: Plan) -> str:
+    """Lines of the self-check: out and gradients of one block, in the dtype of the inputs."""
+    causal = plan.program.mask == "causal"
+    if plan.program.kernel != TRITON:
+        lines = [
+            f"scale, causal = q.shape[3] ** -0.5, {causal}",
+            "alone, lse = _block_forward(q, k, v, scale, causal)",
+            "grads = _block_backward(grad_out, q, k, v, alone, lse, scale, causal)",
+        ]
+    else:
+        mask = mask_argument(plan, causal)
+        lines = [
+            "scale = q.shape[3] ** -0.5",
+            f"alone, lse = _block_forward(q, k, v, scale, {mask})",
+            "alone, delta = alone.to(dtype), _delta(grad_out, alone)",
+            "grads = tuple(torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v))",
+            f"_block_backward(grad_out, q, k, v, lse, delta, scale, grads, {mask})",
+            "grads = (x.to(dtype) for x in grads)",
+        ]
+    return "\n    ".join(lines)
 
 
 def forward(options: Options) -> str:

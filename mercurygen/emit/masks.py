@@ -64,10 +64,12 @@ def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]
 def visible_functions(plan: Plan) -> list[str]:
     """`_visible`, and `_chunks` where something goes by their numbers."""
     form = mask_form(plan)
-    chunkwise = _VISIBLE_JOINED if plan.program.kernel == TRITON else _VISIBLE_CHUNKS
+    triton = plan.program.kernel == TRITON
+    chunkwise = _VISIBLE_JOINED if triton else _VISIBLE_CHUNKS
     halves, stripes = _VISIBLE_HALVES, _VISIBLE_STRIPES
     if plan.nest.begin != "first":  # of our own tile, too
-        halves, stripes = _ALL_HALVES, _ALL_STRIPES
+        halves = _ALL_HALVES.format(**(_AHEAD if triton else _CUTS))
+        stripes = _ALL_STRIPES
     fixed = {"halves": halves, "stripes": stripes, "chunks": chunkwise}
     texts = [fixed[form]] if form in fixed else []
     if "chunks" in (form, need_form(plan)) and plan.program.order.dims:
@@ -91,13 +93,15 @@ def _visible(me: int, owner: int) -> tuple[slice, slice]:
     return slice(1, None), slice(None, -1)  # its token i comes after our token i'''
 
 _ALL_HALVES = '''\
-def _visible(me: int, owner: int, tokens: int) -> tuple[slice, slice, bool]:
-    """Rows of q, columns of k and v that the causal mask leaves, and whether it cuts them."""
+def _visible(me: int, owner: int, tokens: int) -> tuple[slice, slice, {kind}]:
+    """Rows of q, columns of k and v that the causal mask leaves, and {said}."""
     if owner == me:
-        return slice(None), slice(None), True
+        return slice(None), slice(None), {cut}
     if owner < me:  # its early run is before all of ours, its late run after all
-        return slice(None), slice(0, tokens // 2), False
-    return slice(tokens // 2, None), slice(None), False  # our late run is after both of its runs'''
+        return slice(None), slice(0, tokens // 2), {all}
+    return slice(tokens // 2, None), slice(None), {all}  # our late run is after both of its runs'''
+_CUTS = {"kind": "bool", "said": "whether it cuts them", "cut": True, "all": False}
+_AHEAD = {"kind": "int | None", "said": "`ahead` of the block", "cut": 0, "all": None}
 
 _ALL_STRIPES = '''\
 def _visible(me: int, owner: int) -> tuple[slice, slice]:

@@ -15,6 +15,7 @@ from mercurygen.lower.events import (
     Collective,
     Cut,
     Cuts,
+    Derive,
     Event,
     Fill,
     Kernel,
@@ -63,7 +64,9 @@ class Matching:
         """The next event that the text must do; what lies before it becomes known."""
         while self.index < len(self.trace.events):
             match event := self.trace.events[self.index]:
-                case Batch() | Collective() | Wait() | Kernel() | Merge() | Weigh() | Unweigh():
+                case Batch() | Collective() | Wait() | Derive():
+                    return event
+                case Kernel() | Merge() | Weigh() | Unweigh():
                     return event
                 case Put(source, target) | Unpack(source, target, into=True):
                     self.puts.setdefault(target, []).append(source)
@@ -114,6 +117,8 @@ class Matching:
                 )
             case Merge(sources):
                 return f"merges {' and '.join(label[x] for x in sources)}"
+            case Derive(inputs, output):
+                return f"makes {label[output]} of {' and '.join(label[x] for x in inputs)}"
             case Weigh() | Unweigh():
                 return "weighs out and lse for a sum, or back"
         return "is over"

@@ -335,6 +335,7 @@ def _self_check(plan: Plan, both: Both | None, layout: str) -> Section:
     values |= outside.reference(layout, rows, seq, heads, split)
     values["mask"] = kernels.mask_argument(plan, causal)
     values["wide"] = plan.program.kernel == TRITON
+    values["alone"] = kernels.alone(plan)
     if not mesh.dims:
         reference = render(
             reference_text,

@@ -73,7 +73,7 @@ def attend(plan: Plan) -> str:
     if leading(plan) and not walking(plan) and not part_counts(plan):
         lines.append(f"    k, v = {tiles}")
     if nest.begin == "only":
-        return "\n".join([*lines, *kernels.returned(plan)])
+        return "\n".join([*lines, *kernels.returned(plan, _held(plan))])
     if walking(plan):
         lines.append(f"    tiles = {_walk_call(plan, tiles)}")
     elif column_parts(plan) > 1:
@@ -93,7 +93,14 @@ def attend(plan: Plan) -> str:
             mine = f"_run({mine}, i, {part_counts(plan)['S_q']})"
         lines += [f"    mine = {mine}", "    size = q.shape[1] // len(mine)"]
     lines += _merges(plan, form)
-    return "\n".join([*lines, "    return out.to(q.dtype), lse"])
+    return "\n".join([*lines, *kernels.rounded(plan, _held(plan))])
+
+
+def _held(plan: Plan) -> str:
+    """Variables of what has come from other ranks at the end of the body."""
+    if part_counts(plan):
+        return ""
+    return "keys, values" if walking(plan) else "k, v" if leading(plan) else ""
 
 
 def _walk_call(plan: Plan, tiles: str) -> str:

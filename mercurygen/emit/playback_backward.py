@@ -11,8 +11,9 @@ from mercurygen.emit.kept import kept
 from mercurygen.emit.playback import Playback
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.values import Dtype, Tensor
-from mercurygen.lower.events import Kernel, Merge
-from mercurygen.lower.kept import SAVED, is_outer
+from mercurygen.ir.kernel import TRITON
+from mercurygen.lower.events import Derive, Kernel, Merge
+from mercurygen.lower.kept import SAVED
 
 GRAD_OUT = "do"
 
@@ -30,7 +31,8 @@ class BackwardPlayback(Playback):
     def hooks(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         """What is called instead of functions of the module."""
         return {
-            "_block_backward": lambda values: self.gradients(**values),
+            "_delta": self.derive,
+            "_block_backward": self.triton if self.program.kernel == TRITON else self.aten,
             "_add": lambda values: self.add(**values),
         }
 
@@ -58,18 +60,53 @@ class BackwardPlayback(Playback):
             )
         super().part(name, tensor, *more)
 
-    def gradients(self, grad_out: Tensor, scale: Any, causal: Any, **saved: Tensor) -> Any:
-        """`_block_backward`."""
+    def derive(self, values: dict[str, Any]) -> Tensor:
+        """`_delta`."""
+        event = self.expect(Derive, "makes delta")
+        (derived,) = self.program.derived
+        for name, number in zip(derived.reads, event.inputs, strict=True):
+            tensor = values["grad_out" if name == GRAD_OUT else name]
+            self.bind(f"{name} that {derived.name} is made of", number, tensor.storage)
+            if not tensor.whole:
+                raise Complaint(f"makes {derived.name} of a part of {name}")
+        made = Tensor.new(self.local_shape(derived.name), self.accumulator, "derived")
+        self.bound[event.output], made.storage.buffer = made.storage, event.output
+        return made
+
+    def block_of(self, values: dict[str, Any]) -> tuple[Kernel, dict[str, Tensor]]:
+        """What a block reads: the plan's next call."""
         event = self.expect(Kernel, "runs the kernel")
-        given = {**saved, GRAD_OUT: grad_out}
-        for declared, operand in zip(self.program.inputs, event.inputs, strict=True):
+        given = {**values, GRAD_OUT: values["grad_out"]}
+        for declared, operand in zip(self.program.read, event.inputs, strict=True):
             tensor = given[declared.name]
             if tensor.storage.arriving:
                 raise Complaint(f"the kernel reads {declared.name} before it arrived")
             self.bind(f"{declared.name} of the kernel", operand.buffer, tensor.storage)
             self.of_block(declared.name, tensor, operand, event)
-        self.same("causal", event.block.causal, causal)
-        self.same("scale", self.scale, scale)
+        self.same("scale", self.scale, values["scale"])
+        return event, given
+
+    def triton(self, values: dict[str, Any]) -> None:
+        """`_block_backward` of the Triton kernel, which adds by itself, to zeros at first."""
+        event, given = self.block_of(values)
+        ahead = given["k"].shape[1] - given["q"].shape[1] if event.block.causal else None
+        self.same("ahead", ahead, given["ahead"])
+        outputs = zip(self.program.outputs, event.outputs, given["grads"], strict=True)
+        for declared, operand, tensor in outputs:
+            name, number = declared.name, operand.buffer
+            if event.merge:
+                self.changed(f"{name} of the sum", number, tensor)
+                self.of_block(name, tensor, operand, event)
+                continue
+            fresh = tensor.storage.made == 0.0 and tensor.storage.buffer is None and tensor.whole
+            if not fresh or tensor.storage.nbytes != self.trace.buffers[number].nbytes:
+                raise Complaint(f"{name} of the only block is not added to zeros of its size")
+            self.bound[number], tensor.storage.buffer = tensor.storage, number
+
+    def aten(self, values: dict[str, Any]) -> tuple[Tensor, ...]:
+        """`_block_backward` of torch's kernel, which `_add` may follow."""
+        event, given = self.block_of(values)
+        self.same("causal", event.block.causal, given["causal"])
         shares = tuple(
             Tensor.new(given[tensor.name.removeprefix("d")].shape, self.dtype, "kernel", sure=False)
             for tensor in self.program.outputs
@@ -140,8 +177,7 @@ def check_saved(forward: Playback, backward: BackwardPlayback, context: Context)
     """Complain unless the tensors that a forward kept are those that the backward's plan reads."""
     saved = context.saved or ()
     forward.same("tensors that are saved", len(SAVED), len(saved))
-    outer = is_outer(forward.plan, backward.plan)
-    numbers = kept(forward.plan, forward.trace, outer)
+    numbers = kept(forward.plan, backward.plan, forward.trace)
     for name, tensor, contents in zip(SAVED, saved, context.contents, strict=True):
         forward.same(f"shape of saved {name}", backward.local_shape(name), list(tensor.shape))
         forward.same(f"dtype of saved {name}", backward.dtype_of(name), tensor.dtype)

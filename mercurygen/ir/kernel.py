@@ -11,7 +11,13 @@ from __future__ import annotations
 from mercurygen.errors import UserError
 from mercurygen.ir.lexer import Line
 
-TRITON = "triton"
+ATEN, TRITON = "aten", "triton"
+
+# Of which operators a kernel computes the body. torch's gradient makes delta of out itself.
+OPERATORS = {
+    ATEN: ("attention", "attention_backward_out"),
+    TRITON: ("attention", "attention_backward"),
+}
 
 Options = tuple[tuple[str, int], ...]  # (name, value), in the order of `RANGES`
 
@@ -30,10 +36,28 @@ DEFAULTS: dict[tuple[str, str], dict[str, int]] = {  # by GPU and pass
     ("sm_90", FORWARD): {"rows": 128, "cols": 64, "warps": 8, "stages": 3},
     ("sm_90", BACKWARD): {"rows": 64, "cols": 64, "warps": 8, "stages": 2},
 }
+CAPABILITY = {"A100": "sm_80", "A800": "sm_80", "H100": "sm_90", "H800": "sm_90", "H200": "sm_90"}
 SMALLEST = "sm_80"  # its defaults fit the others too: those of a schedule that says none
 
 # Sizes of D and E together, as the kernel reads them, up to which the tiles are as large as said.
 WIDTH = {FORWARD: 320, BACKWARD: 256}
+
+
+def kernels_of(operator: str) -> tuple[str, ...]:
+    """The kernels that compute an operator's body; none of one whose body is its own lines."""
+    return tuple(kernel for kernel, known in OPERATORS.items() if operator in known)
+
+
+def options_for(kernel: str, gpu: str, way: str) -> Options:
+    """The options of a kernel on a kind of GPU; none of a kernel that takes none, or for others.
+
+    Args:
+        kernel: that runs the body.
+        gpu: its name, as in topologies: "A100-SXM4-80GB".
+        way: "forward" or "backward".
+    """
+    sm = CAPABILITY.get(gpu.partition("-")[0])
+    return tuple(DEFAULTS[sm, way].items()) if kernel == TRITON and sm else ()
 
 
 def completed(options: Options, way: str) -> dict[str, int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from mercurygen.ir.atoms import Region
+from mercurygen.ir.kernel import ATEN
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Cuts, Kernel, Operand, Turn
 from mercurygen.lower.recorder import Limits, NotARun, Tile, cuts_of
 from mercurygen.lower.results import Named, Results
-from mercurygen.lower.sizes import ATEN, scratch_bytes, share_bytes, with_block
+from mercurygen.lower.sizes import scratch_bytes, share_bytes, with_block
 from mercurygen.lower.visible import Block, visible
 from mercurygen.lower.walks import Owners
 

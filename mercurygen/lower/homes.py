@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mercurygen.ir.kernel import ATEN
 from mercurygen.lower.events import Cast
 from mercurygen.lower.plan import Loop, Walk
 from mercurygen.lower.recorder import Limits, Tiles, Works
 from mercurygen.lower.reductions import Reductions
 from mercurygen.lower.results import Named, named
-from mercurygen.lower.sizes import ATEN
 from mercurygen.lower.visible import visible
 from mercurygen.lower.walks import Owners
 

@@ -11,10 +11,15 @@ from mercurygen.lower.plan import Plan
 SAVED = ("q", "k", "v", "out", "lse")  # in the order in which they are kept
 
 
+def outer(plan: Plan, backward: Plan) -> tuple[str, ...]:
+    """What of what is kept lies as the caller has it."""
+    pins = {x: (plan.program.tensor(x).pin, backward.program.tensor(x).pin) for x in SAVED}
+    return tuple(name for name, (caller, kept) in pins.items() if caller == kept)
+
+
 def is_outer(plan: Plan, backward: Plan) -> bool:
-    """Whether what is kept lies as the caller has it: then lse crosses the border in any case."""
-    pins = [(plan.program.tensor(x).pin, backward.program.tensor(x).pin) for x in SAVED]
-    return all(caller == kept for caller, kept in pins)
+    """Whether all of it does: then lse crosses the border in any case."""
+    return outer(plan, backward) == SAVED
 
 
 def refuse(plan: Plan, backward: Plan) -> Refusal | None:
@@ -38,10 +43,10 @@ def _numbered_otherwise(plan: Plan, backward: Plan) -> str | None:
     A dimension's parts of an axis are those of its place among all dimensions that split it:
     where the backward splits heads over an outer dimension too, they are others.
     """
-    mesh = plan.program.mesh
+    mesh, unmoved = plan.program.mesh, outer(plan, backward)
     for name, rank in product(SAVED, range(mesh.size)):
         tensor, place = plan.program.tensor(name), mesh.coordinate(rank)
-        layout = plan.program.tensor(name).pin if is_outer(plan, backward) else None
+        layout = plan.program.tensor(name).pin if name in unmoved else None
         split: dict[str, list[str]] = {}
         for dim, axis in zip(mesh.names, layout or plan.program.storage(tensor), strict=True):
             if axis is not None:

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from math import prod
 
 from mercurygen.ir.atoms import Region
-from mercurygen.ir.kernel import TRITON
+from mercurygen.ir.kernel import ATEN, TRITON
 from mercurygen.ir.problem import BACKWARD
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, tokens_of
 
 HEAD_MULTIPLE = 8  # torch's kernel wants heads of a multiple of 8; others are padded with zeros
-ATEN = "aten"
 
 Extents = Mapping[str, int]  # of a call: how many indices along every axis it is given
 

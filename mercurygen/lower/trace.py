@@ -35,14 +35,13 @@ class _Player(TileLoops):
             region = self.atoms.pinned(tensor, self.place)
             caller[tensor.name] = self.tile(tensor.name, tensor, region)
         inputs = {name: x.live.number for name, x in caller.items()}
-        tensors = {**caller, **self.derived(caller)}
         wanted = [
             t for t in self.program.outputs if with_lse or t.name not in self.program.optional
         ]
         if self.plan.tiles:
-            self.play_tiles(tensors, wanted)
-        else:
-            self.play_whole(tensors, wanted)
+            self.play_tiles({**caller, **self.derived(caller)}, wanted)
+        else:  # what is derived goes once it is resharded: nothing else refers to it
+            self.play_whole({**caller, **self.derived(caller)}, wanted)
         return Trace(self.rank, tuple(self.events), tuple(self.buffers), inputs, self.regions)
 
     def derived(self, caller: Named) -> Named:

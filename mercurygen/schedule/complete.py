@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from mercurygen.errors import Refusal
+from mercurygen.ir.kernel import kernels_of
 from mercurygen.ir.layout import Order
 from mercurygen.ir.problem import divisors, nearest_multiples
 from mercurygen.ir.program import Axis, Program, Tensor
@@ -16,7 +17,6 @@ from mercurygen.schedule.tile_loops import fault_of_tiles
 
 SETTLED = tuple[Program, None] | tuple[None, Fault]
 OWN_BODY = "body"  # the kernel that is the operator's own lines
-ATEN_OPERATORS = ("attention", "attention_backward_out")
 
 
 def complete(program: Program) -> SETTLED:
@@ -27,7 +27,7 @@ def complete(program: Program) -> SETTLED:
         return None, fault
     kernel = program.kernel
     if kernel is None:
-        kernel = "aten" if program.operator in ATEN_OPERATORS else OWN_BODY
+        kernel = "aten" if "aten" in kernels_of(program.operator) else OWN_BODY
     if program.border or program.tiles:
         return _laid_out(program.changed(kernel=kernel))
     key = "laid out", program.layout  # of many schedules, which differ in how tensors move

@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mercurygen.errors import Span, UserError
+from mercurygen.ir.kernel import ATEN, OPERATORS, TRITON
 from mercurygen.ir.problem import BACKWARD
 from mercurygen.ir.program import SEQUENCE, Program
 from mercurygen.schedule.backward_text import SAVED
-from mercurygen.schedule.directives import Directive, OrderTokens, Parallelize, Patch, Pin
+from mercurygen.schedule.directives import (
+    Directive,
+    OrderTokens,
+    Parallelize,
+    Patch,
+    Pin,
+    Shard,
+    Shift,
+)
 from mercurygen.schedule.schedule import Backward, Schedule
 
-OPERATOR = {"aten": BACKWARD[1]}  # by kernel: torch's makes delta of out itself
+# By kernel, and in its gradient the tensor that takes the place of out: made of it, once.
+OPERATOR = {kernel: next(x for x in BACKWARD if x in known) for kernel, known in OPERATORS.items()}
+INSTEAD = {TRITON: "delta"}
 OF = {"do": "out", "dq": "q", "dk": "k", "dv": "v"}  # gradients lie as what they are of
 
 
@@ -49,22 +60,16 @@ def gradient(schedule: Schedule, program: Program, span: Span | None = None) -> 
         span: of that section.
 
     Raises:
-        UserError: `saves-parts`, `kernel-without-gradient`.
+        UserError: `saves-parts`.
     """
     backward = schedule.backward
     assert backward is not None
     save = save_of(schedule, program, span)
-    if program.kernel not in (None, *OPERATOR):
-        raise UserError(
-            "kernel-without-gradient",
-            f"no module is emitted yet with the gradient of the kernel {program.kernel!r}",
-            span=span,
-            help="write `patch body with aten`, or leave the section `backward` out",
-        )
+    kernel = program.kernel or ATEN
     return replace(
         schedule,
-        operator=OPERATOR[program.kernel or "aten"],
-        directives=(*_frame(program, save), *_body(schedule, backward)),
+        operator=OPERATOR[kernel],
+        directives=(*_frame(program, save), *_body(schedule, backward, kernel)),
         backward=None,
         comments=(),
     )
@@ -79,17 +84,33 @@ def section(schedule: Schedule, program: Program, settled: Schedule) -> Backward
         settled: `gradient` of it in normal form.
     """
     split = tuple(d for d in settled.directives if isinstance(d, Parallelize))
-    shared = OrderTokens | Pin | Patch
+    shared = OrderTokens | Pin
     if set(split) == {d for d in schedule.directives if isinstance(d, Parallelize)}:
         shared |= Parallelize
-    own = tuple(d for d in settled.directives if not isinstance(d, shared))
+    usual = Patch("body", program.kernel or ATEN)
+    own = tuple(d for d in settled.directives if not isinstance(d, shared) and d != usual)
     return Backward(own, save_of(schedule, program))
 
 
-def _body(schedule: Schedule, backward: Backward) -> tuple[Directive, ...]:
-    """The section's lines, and those that it shares with the forward."""
+def moves(kernel: str, lines: tuple[Directive, ...]) -> tuple[Directive, ...]:
+    """Lines of the section that say what moves, written for torch's kernel, as another's."""
+    made = INSTEAD.get(kernel)
+    if made is None:
+        return lines
+    return tuple(
+        (
+            replace(d, tensors=tuple(made if x == "out" else x for x in d.tensors))
+            if isinstance(d, Shard | Shift)
+            else d
+        )
+        for d in lines
+    )
+
+
+def _body(schedule: Schedule, backward: Backward, kernel: str) -> tuple[Directive, ...]:
+    """The section's lines, and what it shares with the forward: not the sizes of its tiles."""
     split = tuple(d for d in schedule.directives if isinstance(d, Parallelize))
-    patch = tuple(d for d in schedule.directives if isinstance(d, Patch))
+    patch: tuple[Directive, ...] = (Patch("body", kernel),)
     own = backward.directives
     if any(isinstance(d, Parallelize) for d in own):
         split = ()
@@ -99,13 +120,17 @@ def _body(schedule: Schedule, backward: Backward) -> tuple[Directive, ...]:
 
 
 def _frame(program: Program, save: str) -> tuple[Directive, ...]:
-    """Order and pins: gradients lie as the caller has what they are of."""
-    order, mesh = program.order, program.mesh
+    """Order and pins: gradients lie as the caller has what they are of.
+
+    So does out if something is made of it and of its gradient, where their rows lie.
+    """
+    order, mesh, made = program.order, program.mesh, INSTEAD.get(program.kernel or ATEN)
     assert order is not None
     pins: dict[tuple[str | None, tuple[str, ...]], list[str]] = {}
     for name in (*SAVED, *OF):
         tensor = program.tensor(OF.get(name, name))
-        where = program.storage(tensor) if save == "inner" and name in SAVED else tensor.pin
+        inner = save == "inner" and name in SAVED and (name != "out" or not made)
+        where = program.storage(tensor) if inner else tensor.pin
         split = tuple(zip(mesh.names, where, strict=True))
         for axis in dict.fromkeys(where) if any(where) else (None,):
             if axis is not None or not any(where):

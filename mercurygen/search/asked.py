@@ -11,6 +11,7 @@ from mercurygen.errors import UserError
 from mercurygen.ir.mesh import Link
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem
+from mercurygen.schedule.directives import Patch
 from mercurygen.search.space import Point, points
 from mercurygen.search.space import size as space_size
 
@@ -28,6 +29,7 @@ class Asked:
         order: as asked for.
         design: whose instances are searched, or None.
         axes: that are split; None: all. Of designs with others the instances are searched too.
+        patch: which kernel runs the body.
     """
 
     operator: Operator
@@ -36,15 +38,17 @@ class Asked:
     order: str | None
     design: str | None
     axes: tuple[str, ...] | None
+    patch: Patch
 
     def points(self, design: str | None) -> Iterator[Point]:
         """The space, or the instances of a design."""
         what = self.operator, self.problem, self.spanned
-        yield from points(*what, design=design, order=self.order, axes=self.axes)
+        how = {"order": self.order, "patch": self.patch}
+        yield from points(*what, design=design, axes=self.axes, **how)
         if design is None and self.axes is not None:
             for name in patterns.names():
                 if not set(patterns.get(name).axes) <= set(self.axes):
-                    yield from points(*what, design=name, order=self.order)
+                    yield from points(*what, design=name, **how)
 
     def size(self) -> int:
         """How many points there are to look at.

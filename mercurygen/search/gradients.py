@@ -5,8 +5,8 @@ Per dimension of the mesh, what splits the iterations, and what moves then:
 * key/value heads, or the queries of a head (k and v gathered, their gradients reduce-scattered);
 * rows: k and v come by, or are gathered; their gradients travel with them, or are
   reduce-scattered;
-* columns: q, out, lse and the gradient of out come by (Burst), or are gathered; the gradient of q
-  travels with them, or is reduce-scattered.
+* columns: q, out (or delta, where the kernel reads that), lse and the gradient of out come by
+  (Burst), or are gathered; the gradient of q travels with them, or is reduce-scattered.
 
 Dimensions nest in mesh order, the outermost outside. The forward's choice does not matter, but for
 the order and what it saves: forwards that agree in these share the best backward.
@@ -31,10 +31,10 @@ from mercurygen.lower.kept import refuse
 from mercurygen.lower.lower import lower_aligned
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.apply import Attempts, start
-from mercurygen.schedule.directives import Along, Directive, Parallelize, Shard, Shift
-from mercurygen.schedule.gradient import gradient, section
+from mercurygen.schedule.directives import Along, Directive, Parallelize, Patch, Shard, Shift
+from mercurygen.schedule.gradient import gradient, moves, section
 from mercurygen.schedule.schedule import Backward, Schedule
-from mercurygen.search.space import Point, settle
+from mercurygen.search.space import ATENS, Point, settle
 
 # What splits a dimension's iterations, and how the tensors without that axis move.
 WAYS = (
@@ -73,6 +73,7 @@ class Gradients:
         limit: int,
         objective: str,
         emits: Callable[[Plan], Refusal | None] | None,
+        patch: Patch = ATENS,
         own: bool = False,
     ) -> None:
         """
@@ -81,9 +82,10 @@ class Gradients:
             limit: bytes of a GPU.
             objective: "time" or "memory".
             emits: refuses backward plans that have no module yet.
+            patch: which kernel runs the body.
             own: look at the design's own backward only.
         """
-        self.own = own
+        self.patch, self.own = patch, own
         self.network, self.limit, self.objective, self.emits = network, limit, objective, emits
         self._found: dict[tuple, Gradient | Refusal] = {}
         self._begun: dict[tuple[str, Mesh], Attempts] = {}
@@ -103,7 +105,7 @@ class Gradients:
         plans = []
         for name in () if design is None else (design,) if self.own else patterns.alike(design):
             lines = patterns.get(name).backward_on(schedule.mesh)
-            whole = replace(schedule, backward=Backward(lines))
+            whole = replace(schedule, backward=self._section(lines))
             own = self._priced(whole, plan.program)
             if isinstance(own, Gradient):
                 own = self._refuse(plan, own) or own
@@ -133,7 +135,7 @@ class Gradients:
         last: Refusal | None = None
         found: list[Gradient] = []
         for lines in bodies(whole.local_problem.axes, whole.mesh):
-            one = self._priced(replace(whole, backward=Backward(lines)), plan.program)
+            one = self._priced(replace(whole, backward=self._section(lines)), plan.program)
             if isinstance(one, Refusal):
                 last = one
             else:
@@ -145,6 +147,10 @@ class Gradients:
             last = refusal
         assert last is not None, "at least one way is tried"
         return last
+
+    def _section(self, lines: tuple[Directive, ...]) -> Backward:
+        """A section with these lines, written for torch's kernel, for the one that is asked for."""
+        return Backward((*moves(self.patch.kernel, lines), self.patch))
 
     def _refuse(self, plan: Plan, one: Gradient) -> Refusal | None:
         """What keeps a legal backward from the forward with this plan, or from a module."""

@@ -18,9 +18,11 @@ from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
 from mercurygen.errors import Refusal, UserError, closest
 from mercurygen.ir import layout
+from mercurygen.ir.kernel import ATEN, BACKWARD, FORWARD, OPERATORS, options_for
 from mercurygen.ir.problem import Problem
 from mercurygen.lower.lower import lower_aligned
 from mercurygen.lower.plan import Plan
+from mercurygen.schedule.directives import Patch
 from mercurygen.schedule.schedule import Schedule
 from mercurygen.search.asked import Asked
 from mercurygen.search.collect import seldom_collected
@@ -35,7 +37,7 @@ Emits = Callable[[Plan], Refusal | None]  # why no module is emitted for a plan 
 FINALISTS = 50
 VARIED = 8  # plain schedules whose variants are priced too
 KEPT = 2000  # candidates, before all but those that can still win are dropped
-PASSES = ("fwd", "train")
+PASSES, WAYS = ("fwd", "train"), (FORWARD, BACKWARD)
 ORDERS = (*layout.ORDERS, "any")
 # Of several refusals of one design, the one that came furthest says most.
 _FURTHEST = ("over-memory-limit", "mask-too-fragmented", "heads-not-divisible")
@@ -54,6 +56,7 @@ def search(
     objective: str = "time",
     whole: bool = False,
     passes: str = "fwd",
+    kernel: str = ATEN,
     emits: Emits | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -71,6 +74,7 @@ def search(
         objective: "time" or "memory".
         whole: search all of the space: the columns and the batch split too.
         passes: "fwd", or "train": forward and backward, each with a schedule of its own.
+        kernel: that runs the body; its tiles are those for the kind of GPU, if that is known.
         emits: refuses plans that have no module yet: they are counted, and not chosen.
         progress: called now and then with what is done, how many are, of how many.
 
@@ -78,7 +82,7 @@ def search(
         UserError: a wrong argument; `space-too-large`; the reason that refuses every schedule, if
             it is one; or `nothing-fits` (exit code 1).
     """
-    _check(objective, order, design, passes)
+    _check(objective, order, design, passes, kernel)
     group = place(topology, group, tp)
     limit = topology.gpu.memory_bytes if memory_limit is None else memory_limit
     spanned = links(topology, group)
@@ -86,10 +90,12 @@ def search(
     header = Schedule(operator, problem, target(topology), group, tp, None, ())
     local, loaded = problem.split_heads(tp), operators.load(operator)
     axes = None if whole else usual_axes(loaded, local, spanned)
-    asked = Asked(loaded, local, spanned, order, design, axes)
+    patches = [Patch("body", kernel, options_for(kernel, topology.gpu.name, x)) for x in WAYS]
+    asked = Asked(loaded, local, spanned, order, design, axes, patches[0])
     tried = _Tried(header, network, limit, objective, emits)
     if passes == "train":
-        tried.gradients = Gradients(network, limit, objective, emits, own=design is not None)
+        own = design is not None
+        tried.gradients = Gradients(network, limit, objective, emits, patches[1], own)
     with seldom_collected():
         tried = _try(asked, tried, progress)
     ranked = _decide(tried.finalists(), network, objective, progress)
@@ -254,13 +260,16 @@ def _try(asked: Asked, tried: _Tried, progress: Progress | None) -> _Tried:
     return tried
 
 
-def _check(objective: str, order: str | None, design: str | None, passes: str) -> None:
+def _check(objective: str, order: str | None, design: str | None, passes: str, kernel: str) -> None:
     if objective not in OBJECTIVES:
         raise UserError(
             "unknown-objective", f"no objective {objective!r}", help=closest(objective, OBJECTIVES)
         )
     if passes not in PASSES:
         raise UserError("unknown-pass", f"no pass {passes!r}", help=closest(passes, PASSES))
+    if kernel not in OPERATORS:
+        help = closest(kernel, OPERATORS)
+        raise UserError("unknown-kernel", f"no kernel {kernel!r} for attention", help=help)
     if order is not None and order not in ORDERS:
         raise UserError("unknown-order", f"no order {order!r}", help=closest(order, ORDERS))
     if design is not None and patterns.get(design).name not in patterns.names(passes):

@@ -44,6 +44,7 @@ from math import prod
 from mercurygen.designs import patterns
 from mercurygen.designs.meshes import meshes
 from mercurygen.errors import Refusal
+from mercurygen.ir.kernel import ATEN
 from mercurygen.ir.layout import ORDERS
 from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.ir.operator import Operator
@@ -66,7 +67,7 @@ from mercurygen.schedule.rules.parallelize import splittable
 from mercurygen.search.loops import PARTS, loops
 from mercurygen.search.nests import BOTH, Groups, count, directives, nests
 
-KERNEL = "aten"
+ATENS = Patch("body", ATEN)
 
 Body = tuple[tuple[Directive, ...], tuple[Directive, ...]]  # who splits what; what moves how
 
@@ -104,6 +105,7 @@ def points(
     design: str | None = None,
     order: str | None = None,
     axes: tuple[str, ...] | None = None,
+    patch: Patch = ATENS,
 ) -> Iterator[Point]:
     """The whole space, or the instances of one design.
 
@@ -115,6 +117,7 @@ def points(
         order: one of `layout.ORDERS`, "any", or None for the mask's usual one. A design that has
             an order of its own has no instances in another.
         axes: of the whole space, only what splits no others.
+        patch: which kernel runs the body.
     """
     if design is None:
         found = _meshes(links)
@@ -130,7 +133,7 @@ def points(
             for split, moves in bodies:
                 lines = (*held, *split, *moves)
                 name = design or patterns.name_of(mesh, lines)
-                yield Point(attempts, (*lines, Patch("body", KERNEL)), name)
+                yield Point(attempts, (*lines, patch), name)
 
 
 def size(

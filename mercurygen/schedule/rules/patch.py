@@ -7,12 +7,11 @@ after:  body with triton(rows=64)
 from __future__ import annotations
 
 from mercurygen.errors import Refusal, closest
-from mercurygen.ir.kernel import TRITON
+from mercurygen.ir.kernel import OPERATORS, TRITON
 from mercurygen.ir.program import Program
 from mercurygen.schedule.directives import Patch
 
-KERNELS = ("aten", TRITON)
-FORWARD = "attention"  # the operator that the Triton kernel computes
+KERNELS = tuple(OPERATORS)
 
 
 def refuse(program: Program, d: Patch) -> Refusal | None:
@@ -25,7 +24,7 @@ def refuse(program: Program, d: Patch) -> Refusal | None:
                 f"its only part is `body`: `patch body with {KERNELS[0]}`",
             ),
         )
-    if d.kernel == TRITON and program.operator != FORWARD:
+    if d.kernel == TRITON and program.operator not in OPERATORS[TRITON]:
         return Refusal(
             "kernel-of-attention",
             lambda: (
