@@ -197,9 +197,9 @@ def _of_tiles(plan: Plan) -> str | None:
     """What of a plan with tile loops has no text yet."""
     if column_parts(plan) > 1 and "G" in part_counts(plan):
         return "a loop over parts of S_kv inside one over query heads"
-    if levels.partial(plan) or len(plan.nest.loops) > 1:
-        return "partial results in parts"
-    return None
+    if levels.partial(plan) and (column_parts(plan) > 1 or "S_q" in part_counts(plan)):
+        return "partial results in parts of the sequence"
+    return results.not_emitted(plan)
 
 
 def digest(body: str) -> str:

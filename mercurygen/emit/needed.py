@@ -80,7 +80,7 @@ def _asked(plan: Plan, loop: Loop) -> Iterator[Asked]:
 def _steps(plan: Plan, loop: Loop) -> Iterator[tuple[int, Walk, Owners, Owners]]:
     """Every walk of a loop, for every rank and for all tiles of the walks around it."""
     mesh = plan.program.mesh
-    for depth, walk in enumerate(loop.stages):
+    for depth, walk in enumerate(loop.stages if loop.tensors else ()):
         if isinstance(walk, Walk):
             around = [each.dim for each in loop.stages[:depth] if isinstance(each, Walk)]
             for rank, at in product(

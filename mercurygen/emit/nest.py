@@ -36,7 +36,7 @@ def needs_attend(plan: Plan) -> bool:
     if plan.nest.begin == "only" and plan.program.kernel == TRITON:
         return True
     if part_counts(plan):
-        return plan.nest.begin != "only"
+        return plan.nest.begin != "only" or partial(plan)
     if column_parts(plan) > 1:
         return True
     return bool(plan.nest.stages or plan.program.replicated)
