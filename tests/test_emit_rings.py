@@ -93,6 +93,10 @@ BODIES = {  # mesh, body
     "gather outside, direct": ("n=2 m=3", queries("n, m", f"{GATHER} n", f"{SHIFT} m direct")),
     "reverse, gather": ("n=3 m=2", queries("n, m", f"{SHIFT} n reverse", f"{GATHER} m")),
     "three": ("a=2 b=2 c=2", queries("a, b, c", f"{SHIFT} a, b direct, c")),
+    "direct along the outer": ("n=2 m=2", queries("n, m", f"{SHIFT} m, n direct")),
+    "uneven": ("n=2 m=2", queries("n, m", f"{SHIFT} m direct, n")),
+    "direct, other order": ("n=2 m=2", queries("n, m", f"{SHIFT} m direct, n direct")),
+    "uneven both ways": ("n=3 m=2", queries("n, m", f"{SHIFT} m direct, n both")),
 }
 STRIPED = {  # what is of interest in this order besides
     "ring": ("m=4", ring("")),
@@ -252,6 +256,8 @@ EDITS = {  # (case, what the text says, what it is made to say)
         "slice(None), slice(None)",
     ),
     "places": ("direct inside, contiguous", "(n_group.rank(),), (n,)", "(n,), (n_group.rank(),)"),
+    "rows of others": ("uneven, zigzag", "[m_group.rank()])\n", "[0])\n"),
+    "another owner's front": ("uneven, zigzag", "cols[(me - step - 1)", "cols[(me - step)"),
 }
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mercurygen.emit.loops import walked
-from mercurygen.emit.needed import need_form
+from mercurygen.emit.loops import walked, walking
+from mercurygen.emit.needed import may_be_empty, need_form, own_are_longer, uneven
 from mercurygen.emit.templates import render
-from mercurygen.emit.words import variable
-from mercurygen.lower.plan import Plan
+from mercurygen.emit.words import letters, variable
+from mercurygen.lower.plan import Plan, Stages, Walk
 
 _NEEDED = {
     "before": '''\
@@ -22,6 +22,12 @@ def _needed(rows: list[int], cols: list[int], tokens: int) -> int:
     """How many tokens of a tile, from the front, some rows see; both by numbers of their chunks."""
     return bisect_left(cols, rows[-1] + 1) * tokens // len(cols)''',
 }
+
+
+_FRONTS = '''\
+def _fronts(into: tuple[Tensor, ...], rows: list[int], cols: list[int]) -> tuple[Tensor, ...]:
+    """The fronts of buffers into which goes what some rows see of a tile of these columns."""
+    return tuple(_front(x, _needed(rows, cols, x.shape[1])) for x in into)'''
 
 
 def functions(plan: Plan) -> list[str]:
@@ -41,12 +47,8 @@ def functions(plan: Plan) -> list[str]:
     )
     place = "tuple[int, ...]" if _places(plan) else "int"
     needed = _NEEDED[form].replace("PLACE", place)
-    return [fetch, *([render("cut")] if cuts else []), needed, render("front")]
-
-
-def may_be_empty(plan: Plan) -> bool:
-    """Whether nothing at all may be read of a tile."""
-    return need_form(plan) in ("before", "chunks")
+    fronts = [_FRONTS] if uneven(plan) else []
+    return [fetch, *([render("cut")] if cuts else []), *fronts, needed, render("front")]
 
 
 def parameters(plan: Plan) -> list[str]:
@@ -54,6 +56,8 @@ def parameters(plan: Plan) -> list[str]:
     form = need_form(plan)
     if form == "whole":
         return []
+    if _listed(plan):
+        return ["rows: list[list[int]]", "cols: list[list[int]]"]
     if form == "chunks":
         return [f"{variable(dim)}: dist.ProcessGroup" for dim in beside(plan)]
     if _places(plan):
@@ -62,11 +66,98 @@ def parameters(plan: Plan) -> list[str]:
 
 
 def beside(plan: Plan) -> tuple[str, ...]:
-    """Dimensions beside a direct walk that split the rows, where it goes by numbers of chunks."""
-    walk, *_ = walked(plan)
-    if not walk.direct or need_form(plan) != "chunks":
+    """Dimensions beside the walks that split the rows, where it goes by numbers of chunks."""
+    walk, *more = walked(plan)
+    if not (walk.direct or more) or need_form(plan) != "chunks":
         return ()
-    return tuple(dim for dim in plan.row_dims if dim != walk.dim)
+    here = {stage.dim for stage in walking(plan)} if more else {walk.dim}
+    return tuple(dim for dim in plan.row_dims if dim not in here)
+
+
+def _listed(plan: Plan) -> bool:
+    """Whether rings of a nest are given the chunks of rows and columns that it goes by."""
+    return need_form(plan) == "chunks" and len(walked(plan)) > 1
+
+
+class Lists:
+    """The chunks of rows and columns that a ring of a nest goes by, if it does.
+
+    Attributes:
+        names: how `_walk_tiles` calls them, as arguments of the ring.
+        rows: a line that makes the rows: per rank of the ring those that read what it receives;
+            of a ring that passes fronts on, those that read what this rank receives.
+        cols: a line that makes the columns: per rank of the ring those of its tile.
+    """
+
+    def __init__(self, plan: Plan, depth: int) -> None:
+        self.plan, self.mesh = plan, plan.program.mesh
+        walks = walked(plan)
+        self.walk = walks[depth]
+        self.around = [walk for walk in walks[:depth] if walk.direct]
+        passed_on = self.walk.dim in uneven(plan)
+        self.names, self.rows, self.cols = [], "", ""
+        if not _listed(plan) or not (self.walk.direct or passed_on):
+            return
+        dim = self.walk.dim
+        self.names = [f"rows_{dim}", f"cols_{dim}"]
+        self.cols = f"{self.names[1]} = {self._per_rank(dim, self._of_tile(depth))}"
+        rows = self._received() if passed_on else self._per_rank(dim, self._reading(self.walk, {}))
+        self.rows = f"{self.names[0]} = {rows}"
+        if passed_on and own_are_longer(plan, dim):
+            at = letters(self.mesh.dims)
+            self.names[0] += "".join(f"[{at[walk.dim]}]" for walk in self.around)
+
+    def _per_rank(self, dim: str, chunks: str) -> str:
+        """A list of something for every rank along a dimension."""
+        at = letters(self.mesh.dims)[dim]
+        used = at if f"[{at}]" in chunks or f"{at} ==" in chunks else "_"
+        return f'[{chunks} for {used} in range(MESH["{dim}"])]'
+
+    def _received(self) -> str:
+        """The rows that read what comes: of what is ours along the direct rings around, all."""
+        mine = [
+            self._reading(walk, {walk.dim: f"[{variable(walk.dim)}.rank()]"})
+            for walk in self.around
+        ]
+        if not own_are_longer(self.plan, self.walk.dim):
+            return mine[-1]
+        chunks = _chunks_at(self.plan, {})
+        for walk, rows in zip(self.around, mine, strict=True):
+            at = letters(self.mesh.dims)[walk.dim]
+            chunks = f"({chunks})" if " if " in chunks else chunks
+            chunks = f"{chunks} if {at} == {variable(walk.dim)}.rank() else {rows}"
+        for walk in reversed(self.around):
+            chunks = self._per_rank(walk.dim, chunks)
+        return chunks
+
+    def _reading(self, walk: Walk, place: dict[str, str]) -> str:
+        """The rows that read what a rank of a direct ring receives, on it and further inside."""
+        inside = {each.dim for each in _inside(self.plan, walk)}
+        at = {d: f"[{variable(d)}.rank()]" for d in self.plan.row_dims if d not in inside}
+        if walk.dim in at:
+            at[walk.dim] = f"[{letters(self.mesh.dims)[walk.dim]}]"
+            at |= place
+        return _chunks_at(self.plan, at)
+
+    def _of_tile(self, depth: int) -> str:
+        """The columns of a tile that comes by at a depth."""
+        walks = walked(self.plan)
+        at = {s.dim: f"[{variable(s.dim)}.rank()]" for s in _inside(self.plan, walks[depth], True)}
+        at |= {walk.dim: f"[{letters(self.mesh.dims)[walk.dim]}]" for walk in walks[: depth + 1]}
+        return _chunks_at(self.plan, at)
+
+
+def _inside(plan: Plan, walk: Walk, gathers: bool = False) -> Stages:
+    """The walks inside one, with the gathers or without."""
+    stages = walking(plan)
+    inner = stages[stages.index(walk) + 1 :]
+    return tuple(stage for stage in inner if gathers or isinstance(stage, Walk))
+
+
+def _chunks_at(plan: Plan, places: dict[str, str]) -> str:
+    """The chunks of the ranks at some places; elsewhere of all."""
+    at = (places.get(dim, f'range(MESH["{dim}"])') for dim in plan.program.order.dims)
+    return f"_chunks({', '.join(at)})"
 
 
 def _places(plan: Plan) -> bool:
@@ -76,6 +167,8 @@ def _places(plan: Plan) -> bool:
 
 def _asked(plan: Plan, reader: str, owner: str) -> str:
     """Arguments of `_needed`."""
+    if _listed(plan):
+        return f"rows[{reader}], cols[{owner}]"
     if need_form(plan) != "chunks":
         if _places(plan):
             return f"(*ours, {reader}), (*theirs, {owner})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mercurygen.emit import kernels
+from mercurygen.emit.loops import part_counts
 from mercurygen.emit.words import letters, variable
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Loop, Plan
@@ -53,7 +54,8 @@ def levels(plan: Plan) -> tuple[Level, ...]:
     gathers: tuple[Loop, ...] = ()
     for loop in plan.nest.loops:
         if not loop.walks:
-            gathers = (*gathers, loop)
+            if not part_counts(plan):  # else a part comes gathered
+                gathers = (*gathers, loop)
             continue
         found.append(Level(gathers, loop, False))
         gathers = ()
@@ -97,8 +99,9 @@ class Names:
         """Dimensions whose communicator a level or what is inside it needs."""
         used = set(self.own_places()) if self.causal else set()
         for level in self.levels[index:]:
-            loops = (*level.gathers, *([level.loop] if level.loop else []))
-            used |= {stage.dim for loop in loops for stage in loop.stages}
+            for loop in (*level.gathers, *([level.loop] if level.loop else [])):
+                stages = loop.walking if part_counts(self.plan) else loop.stages
+                used |= {stage.dim for stage in stages}
         return [dim for dim in self.program.mesh.names if dim in used]
 
     def own_places(self) -> list[str]:

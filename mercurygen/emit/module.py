@@ -27,7 +27,7 @@ from mercurygen.emit import (
 )
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import column_parts, part_counts
-from mercurygen.emit.needed import need_form, uneven
+from mercurygen.emit.needed import need_form
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.kernel import TRITON
@@ -175,13 +175,11 @@ def _not_emitted(plan: Plan) -> str | None:
     program = plan.program
     if program.operator != "attention":
         return f"operator {program.operator}"
-    if program.order.kind == "striped" and masks.mask_form(plan) == "chunks":
+    if program.order.kind == "striped" and "chunks" in (masks.mask_form(plan), need_form(plan)):
         return "a causal mask on stripes of one token"
     what = _of_tiles(plan) if plan.tiles else results.not_emitted(plan)
     if what is not None:
         return what
-    if not levels.partial(plan) and (need_form(plan) is None or uneven(plan)):
-        return "a direct shift outside of one along an outer dimension"
     return _border_not_emitted(plan)
 
 
@@ -202,9 +200,9 @@ def _of_tiles(plan: Plan) -> str | None:
     """What of a plan with tile loops has no text yet."""
     if column_parts(plan) > 1 and "G" in part_counts(plan):
         return "a loop over parts of S_kv inside one over query heads"
-    if levels.partial(plan) or len(plan.nest.loops) > 1:
-        return "partial results in parts"
-    return None
+    if levels.partial(plan) and (column_parts(plan) > 1 or "S_q" in part_counts(plan)):
+        return "partial results in parts of the sequence"
+    return results.not_emitted(plan)
 
 
 def digest(body: str) -> str:

@@ -32,22 +32,35 @@ class Asked(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def need_form(plan: Plan) -> Need | None:
+def need_form(plan: Plan) -> Need:
     """How the module says how many tokens a rank reads of another's tile.
 
     "whole": all. "before": all of an earlier owner's, none of a later one's. "halves": the early
-    half of an earlier owner's, all of a later one's. "chunks": by the numbers of its chunks. None:
-    it has no words for it.
+    half of an earlier owner's, all of a later one's. "chunks": by the numbers of its chunks.
     """
-    asked = {x for loop in plan.nest.loops for x in _asked(plan, loop)}
+    asked = _all_asked(plan)
     if all(x.tokens == x.of for x in asked):
         return "whole"
+    if uneven(plan):
+        return "chunks"
     if all(x.tokens == (x.of if x.earlier else 0) for x in asked):
         return "before"
     if all(x.tokens == (x.of // 2 if x.earlier else x.of) for x in asked):
         return "halves"
+    return "chunks"
+
+
+def may_be_empty(plan: Plan) -> bool:
+    """Whether nothing at all may be read of a tile."""
     alone = all(len(loop.walks) == 1 for loop in plan.nest.loops)
-    return "chunks" if alone else None
+    if need_form(plan) == "chunks" and not alone:
+        return any(not x.tokens for x in _all_asked(plan))
+    return need_form(plan) in ("before", "chunks")
+
+
+@lru_cache(maxsize=256)
+def _all_asked(plan: Plan) -> frozenset[Asked]:
+    return frozenset(x for loop in plan.nest.loops for x in _asked(plan, loop))
 
 
 def _asked(plan: Plan, loop: Loop) -> Iterator[Asked]:
@@ -67,7 +80,7 @@ def _asked(plan: Plan, loop: Loop) -> Iterator[Asked]:
 def _steps(plan: Plan, loop: Loop) -> Iterator[tuple[int, Walk, Owners, Owners]]:
     """Every walk of a loop, for every rank and for all tiles of the walks around it."""
     mesh = plan.program.mesh
-    for depth, walk in enumerate(loop.stages):
+    for depth, walk in enumerate(loop.stages if loop.tensors else ()):
         if isinstance(walk, Walk):
             around = [each.dim for each in loop.stages[:depth] if isinstance(each, Walk)]
             for rank, at in product(
@@ -88,17 +101,40 @@ def _rings(plan: Plan) -> Rings:
     return Rings(plan, 0)
 
 
-def uneven(plan: Plan) -> str | None:
-    """A dimension along which tiles are passed on of which different fronts were sent."""
+@lru_cache(maxsize=256)
+def uneven(plan: Plan) -> frozenset[str]:
+    """The dimensions along which tiles are passed on of which different fronts were sent."""
+    found = set()
     for loop in plan.nest.loops:
-        for depth, walk, place, outer in _steps(plan, loop):
+        for depth, walk, place, outer in _steps(plan, loop) if loop.direct else ():
             lengths = {
                 _tokens(plan, loop, {**outer, walk.dim: index}, depth + 1, place)
                 for index in range(plan.program.mesh.extent(walk.dim))
             }
             if not walk.direct and len(lengths) > 1:
-                return walk.dim
-    return None
+                found.add(walk.dim)
+    return frozenset(found)
+
+
+@lru_cache(maxsize=256)
+def own_are_longer(plan: Plan, dim: str) -> bool:
+    """Whether, of the tiles of an uneven ring, those that are ours along a direct ring around it
+    are longer than what is read of them."""
+    (loop,) = (loop for loop in plan.nest.loops if any(walk.dim == dim for walk in loop.walks))
+    tensor = plan.program.tensor(loop.tensors[0])
+    index = tensor.axes.index(loop.axis)
+    for depth, walk, place, outer in _steps(plan, loop):
+        around = [i for i, s in enumerate(loop.stages[:depth]) if isinstance(s, Walk) and s.direct]
+        if walk.dim != dim or not around:
+            continue
+        inner = [s.dim for s in loop.stages[around[-1] + 1 :] if isinstance(s, Walk)]
+        for number in range(plan.program.mesh.extent(dim)):
+            owner = {**outer, dim: number}
+            whole = _rings(plan).tile_region(loop, tensor, owner, depth + 1, {**place, **owner})
+            seen = _rings(plan).read_of(loop.axis, tensor, whole, place, inner)
+            if len(seen[index]) * plan.chunk != _tokens(plan, loop, owner, depth + 1, place):
+                return True
+    return False
 
 
 def cut_outside(plan: Plan, dim: str) -> bool:

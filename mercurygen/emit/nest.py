@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, kernels, results, rings
+from mercurygen.emit import direct, kernels, results, rings, walk
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import partial
 from mercurygen.emit.loops import (
@@ -36,7 +36,7 @@ def needs_attend(plan: Plan) -> bool:
     if plan.nest.begin == "only" and plan.program.kernel == TRITON:
         return True
     if part_counts(plan):
-        return plan.nest.begin != "only"
+        return plan.nest.begin != "only" or partial(plan)
     if column_parts(plan) > 1:
         return True
     return bool(plan.nest.stages or plan.program.replicated)
@@ -106,7 +106,7 @@ def _held(plan: Plan) -> str:
 def _walk_call(plan: Plan, tiles: str) -> str:
     found = levels(plan)
     if len(found) > 1:
-        dims = ", ".join(variable(stage.dim) for stage in walking(plan))
+        dims = ", ".join(variable(dim) for dim in walk.nest_dims(plan))
         return f"_walk_tiles({tiles}, {dims})"
     dim, gathers = found[0]
     beside = "".join(f", {variable(each)}" for each in direct.beside(plan))

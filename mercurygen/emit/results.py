@@ -9,6 +9,7 @@ from __future__ import annotations
 from mercurygen.emit import held, kernels
 from mercurygen.emit.border import is_striped, runs_argument
 from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
+from mercurygen.emit.loops import part_counts
 from mercurygen.emit.needed import need_form
 from mercurygen.emit.rings import name_of, ring_of
 from mercurygen.emit.ways import reduce_outer, reductions, ways_home
@@ -169,7 +170,7 @@ def _doc(names: Names, index: int, whole: bool) -> list[str]:
 
 def _dense_first(names: Names, index: int) -> list[str]:
     """Tensors that functions inside the outermost send: made contiguous once."""
-    if index or names.levels[0].last:
+    if index or names.levels[0].last or part_counts(names.plan):
         return []
     inner = [t for level in names.levels[1:] for t in _moved(level)]
     outer = _moved(names.levels[0])
@@ -188,10 +189,8 @@ def _packed(plan: Plan, name: str) -> bool:
 
 def _tiles(names: Names, loop: Loop, index: int, stages: tuple) -> str:
     """What a loop starts from, gathered over some stages."""
-    own = [
-        f"{x}.contiguous()" if index == 0 and not _packed(names.plan, x) else x
-        for x in loop.tensors
-    ]
+    fresh = index > 0 or part_counts(names.plan)  # dense already
+    own = [x if fresh or _packed(names.plan, x) else f"{x}.contiguous()" for x in loop.tensors]
     tiles = f"({own[0]},)" if len(own) == 1 else f"({', '.join(own)})"
     for stage in stages:
         if isinstance(stage, Gather):
@@ -207,7 +206,8 @@ def _walk(names: Names, index: int) -> str:
     if not loop.tensors:
         return f"_by_owner(q, {variable(walk.dim)})"
     ring = name_of(names.plan, walk)
-    call = f"{ring}({_tiles(names, loop, index, loop.leading)}, {variable(walk.dim)})"
+    leading = () if part_counts(names.plan) else loop.leading
+    call = f"{ring}({_tiles(names, loop, index, leading)}, {variable(walk.dim)})"
     for stage in loop.walking[1:]:
         group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
         call = f"_gather_ahead({call}, {group})"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from mercurygen.emit import direct
 from mercurygen.emit.levels import with_owner
-from mercurygen.emit.loops import levels, walked, walking
-from mercurygen.emit.needed import cut_outside
+from mercurygen.emit.loops import levels, walked
+from mercurygen.emit.needed import cut_outside, may_be_empty, uneven
 from mercurygen.emit.templates import render
-from mercurygen.lower.plan import Gather, Plan, Walk
+from mercurygen.lower.plan import Plan, Walk
 
 TILES = "tuple[Tensor, ...]"
 _IN_FLIGHT = "finally:  # even if the caller fails: nothing stays in flight"
@@ -26,6 +25,7 @@ class Ring:
         reverse: from the next rank, not from the previous one.
         ahead: tiles that are here, or on their way, while one is used.
         cut: its tiles are fronts of the buffers.
+        uneven: of different lengths.
     """
 
     direct: bool
@@ -33,6 +33,7 @@ class Ring:
     reverse: bool
     ahead: int
     cut: bool
+    uneven: bool
 
     @property
     def buffers(self) -> int:
@@ -47,7 +48,8 @@ def ring_of(plan: Plan, walk: Walk) -> Ring:
     size = plan.program.mesh.extent(walk.dim)
     both = ("even", "odd")[size % 2] if walk.both and size > 2 else ""
     cut = cut_outside(plan, walk.dim) and not walk.direct
-    return Ring(walk.direct, both, walk.reverse, min(walk.ahead, size - 1), cut)
+    ahead = min(walk.ahead, size - 1)
+    return Ring(walk.direct, both, walk.reverse, ahead, cut, walk.dim in uneven(plan))
 
 
 def rings(plan: Plan) -> dict[str, Ring]:
@@ -84,10 +86,11 @@ def functions(plan: Plan) -> list[str]:
     texts = [_walk(plan, name, ring) for name, ring in found.items()]
     if any(ring.direct and ring.ahead > 1 for ring in found.values()):
         texts.append(render("landed"))
-    empty = any(ring.cut for ring in found.values()) and direct.may_be_empty(plan)
+    empty = any(ring.cut for ring in found.values()) and may_be_empty(plan)
     values = {"some": "", "unless": ""}
     if empty:  # nothing may be read of a tile
-        values = {"some": " if x.numel()", "unless": " if recvs else []"}
+        either = "recvs or sends" if uneven(plan) else "recvs"
+        values = {"some": " if x.numel()", "unless": f" if {either} else []"}
     if any(ring.both for ring in found.values()):
         texts.append(render("shift_both", **values))
     if ways := _ways(plan):
@@ -165,6 +168,8 @@ def _walk(plan: Plan, name: str, ring: Ring) -> str:
 
 def _parameters(plan: Plan, ring: Ring) -> list[str]:
     """What a ring must know beside its tiles and its group."""
+    if ring.uneven:
+        return ["rows: list[int]", "cols: list[list[int]]"]
     return direct.parameters(plan) if ring.direct else []
 
 
@@ -192,8 +197,12 @@ def _body(plan: Plan, ring: Ring) -> list[str]:
 
 def _owner(plan: Plan, ring: Ring, step: str) -> str:
     """`(me - step) % size, `, where it is asked for."""
-    sign = "+" if ring.reverse else "-"
-    return f"(me {sign} {step}) % size, " if with_owner(plan) else ""
+    return f"{_rank(ring, step)}, " if with_owner(plan) else ""
+
+
+def _rank(ring: Ring, *steps: str) -> str:
+    """`(me - step - 1) % size`: whose tile is here after some steps."""
+    return f"({(' + ' if ring.reverse else ' - ').join(['me', *steps])}) % size"
 
 
 def _last(plan: Plan, ring: Ring) -> str:
@@ -201,8 +210,10 @@ def _last(plan: Plan, ring: Ring) -> str:
     return f"    yield {f'(me {sign} 1) % size, ' if with_owner(plan) else ''}tiles"
 
 
-def _arriving(ring: Ring, buffer: str, held: str) -> str:
-    """What a relayed ring receives into."""
+def _arriving(ring: Ring, buffer: str, held: str, owner: str) -> str:
+    """What a relayed ring receives an owner's tiles into."""
+    if ring.uneven:
+        return f"_fronts({buffer}, rows, cols[{owner}])"
     return f"tuple(_front(x, {held}[0].shape[1]) for x in {buffer})" if ring.cut else buffer
 
 
@@ -220,6 +231,7 @@ def _fetch(plan: Plan, ring: Ring, buffer: str, step: str) -> str:
 
 
 def _at_once(plan: Plan, ring: Ring) -> list[str]:
+    following = _rank(ring, "step", "1")
     if ring.direct:
         lines = [
             f"        works, tiles = {_fetch(plan, ring, 'spare[0]', 'step + 1')}",
@@ -227,7 +239,7 @@ def _at_once(plan: Plan, ring: Ring) -> list[str]:
         ]
     else:
         lines = [
-            f"        arriving = {_arriving(ring, 'spare[step % 2]', 'tiles')}",
+            f"        arriving = {_arriving(ring, 'spare[step % 2]', 'tiles', following)}",
             f"        _wait({_shift(plan, ring, 'tiles')})",
             "        tiles = arriving",
         ]
@@ -245,8 +257,9 @@ def _one_ahead(plan: Plan, ring: Ring) -> list[str]:
         fetch = _fetch(plan, ring, "spare[step % 2]", "step + 1")
         start = [f"        works, arriving = {fetch}"]
     else:
+        following = _rank(ring, "step", "1")
         start = [
-            f"        arriving = {_arriving(ring, 'spare[step % 2]', 'tiles')}",
+            f"        arriving = {_arriving(ring, 'spare[step % 2]', 'tiles', following)}",
             f"        works = {_shift(plan, ring, 'tiles')}",
         ]
     return [
@@ -264,7 +277,8 @@ def _one_ahead(plan: Plan, ring: Ring) -> list[str]:
 
 def _passed_ahead(plan: Plan, ring: Ring) -> list[str]:
     ahead = ring.ahead
-    arriving = partial(_arriving, ring, held="held[-1]")
+    buffer = f"spare[(step + {ahead - 1}) % {ahead + 1}]"
+    arriving = _arriving(ring, buffer, "held[-1]", _rank(ring, "step", str(ahead)))
     if with_owner(plan):
         rest = [
             f"    for step, tiles in enumerate(held, size - {ahead}):",
@@ -275,7 +289,7 @@ def _passed_ahead(plan: Plan, ring: Ring) -> list[str]:
     return [
         *_first_hops(plan, ring),
         f"    for step in range(size - {ahead}):",
-        f"        arriving = {arriving(f'spare[(step + {ahead - 1}) % {ahead + 1}]')}",
+        f"        arriving = {arriving}",
         f"        works = {_shift(plan, ring, 'held[-1]')}",
         "        try:",
         f"            yield {_owner(plan, ring, 'step')}held[0]",
@@ -290,14 +304,15 @@ def _first_hops(plan: Plan, ring: Ring) -> list[str]:
     """The hops that are over before our own tiles are used."""
     if ring.ahead == 2:
         return [
-            f"    arriving = {_arriving(ring, 'spare[0]', 'tiles')}",
+            f"    arriving = {_arriving(ring, 'spare[0]', 'tiles', _rank(ring, '1'))}",
             f"    _wait({_shift(plan, ring, 'tiles')})",
             "    held = [tiles, arriving]  # in order of use",
         ]
+    following = _rank(ring, "step", "1")
     return [
         "    held = [tiles]  # in order of use",
         f"    for step in range({ring.ahead - 1}):",
-        f"        arriving = {_arriving(ring, 'spare[step]', 'held[-1]')}",
+        f"        arriving = {_arriving(ring, 'spare[step]', 'held[-1]', following)}",
         f"        _wait({_shift(plan, ring, 'held[-1]')})",
         "        held = [*held, arriving]",
     ]
@@ -341,12 +356,14 @@ def _both_ways(plan: Plan, ring: Ring) -> list[str]:
     def pair(place: str, tiles: str) -> str:
         return f"({place}, {tiles})" if owner else tiles
 
-    sides = (
-        pair("(me - step - 1) % size", "arriving[0]"),
-        pair("(me + step + 1) % size", "arriving[1]"),
-    )
+    before, after = "(me - step - 1) % size", "(me + step + 1) % size"
+    sides = pair(before, "arriving[0]"), pair(after, "arriving[1]")
     both = "spare[2 * step % 4], spare[(2 * step + 1) % 4]"
-    if ring.cut:
+    if ring.uneven:
+        into = [f"spare[{i}]" for i in ("2 * step % 4", "(2 * step + 1) % 4")]
+        owners = zip(into, (before, after), strict=True)
+        both = ", ".join(_arriving(ring, each, "", owner) for each, owner in owners)
+    elif ring.cut:
         both = f"[tuple(_front(x, forth[0].shape[1]) for x in each) for each in ({both})]"
     lines = [
         "    forth, back = tiles, tiles",
@@ -363,37 +380,14 @@ def _both_ways(plan: Plan, ring: Ring) -> list[str]:
     ]
     if ring.both == "odd":
         return [*lines, "    yield from here"]
+    opposite = "(me + size // 2) % size"
     return [
         *lines,
-        f"    arriving = {_arriving(ring, 'spare[(size - 2) % 4]', 'forth')}",
+        f"    arriving = {_arriving(ring, 'spare[(size - 2) % 4]', 'forth', opposite)}",
         f"    works = {_shift(plan, ring, 'forth')}",
         "    try:",
         "        yield from here",
         f"    {_IN_FLIGHT}",
         "        _wait(works)",
-        f"    yield {'(me + size // 2) % size, ' if owner else ''}arriving",
+        f"    yield {f'{opposite}, ' if owner else ''}arriving",
     ]
-
-
-def spare(plan: Plan) -> str:
-    """`_spare`: the receive buffers of a ring of a nest."""
-    longer = any(isinstance(stage, Gather) for stage in walking(plan))
-    counts = {ring.buffers for ring in rings(plan).values()}
-    count = "most" if len(counts) > 1 else str(*counts)
-    parameter = (", most: int" if len(counts) > 1 else "") + (", longer: int" if longer else "")
-    one = "x.new_empty(x.shape[0], longer * x.shape[1], *x.shape[2:])"
-    text = "used in turn" + (", that many times as long as tiles" if longer else "")
-    buffers = f"tuple({one} for x in tiles)" if longer else "tuple(map(torch.empty_like, tiles))"
-    return "\n".join(
-        [
-            f"def _spare(tiles: {TILES}, group: dist.ProcessGroup{parameter}) -> list[{TILES}]:",
-            f'    """Buffers that a ring receives into, {text}."""',
-            f"    return [{buffers} for _ in range(min({count}, group.size() - 1))]",
-        ]
-    )
-
-
-def spare_argument(plan: Plan, dim: str) -> str:
-    """`, 4`: how many buffers a ring uses, where rings differ in that."""
-    counts = {ring.buffers for ring in rings(plan).values()}
-    return f", {rings(plan)[ring_name(plan, dim)].buffers}" if len(counts) > 1 else ""

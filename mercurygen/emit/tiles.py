@@ -224,7 +224,7 @@ def _tile(parts: Parts, name: str) -> str:
 
 def _tiles(parts: Parts) -> tuple[list[str], str]:
     """Lines that make a part of what is walked, and the tiles of a part."""
-    if not any(parts.walked(name) for name in parts.lying):
+    if not any(parts.walked(name) for name in parts.lying if name != "q"):
         return [], ", ".join(
             name if name in parts.moving else _tile(parts, name) for name in parts.tensors
         )

@@ -9,6 +9,7 @@ from mercurygen.emit.border import needs_runs, runs_argument, runs_name
 from mercurygen.emit.levels import with_owner
 from mercurygen.emit.loops import leading, levels, part_counts, walked, walking
 from mercurygen.emit.masks import Form, mask_form
+from mercurygen.emit.needed import need_form
 from mercurygen.emit.rings import TILES
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
@@ -19,7 +20,7 @@ def functions(plan: Plan) -> list[str]:
     """Everything that brings tiles, callers first."""
     texts = []
     if len(levels(plan)) > 1:
-        texts += [_walk_tiles(plan), rings.spare(plan)]
+        texts += [_walk_tiles(plan), _spare(plan)]
     if walking(plan):
         texts += rings.functions(plan)
     elif any(loop.home == "relayed" for loop in plan.nest.loops):
@@ -44,7 +45,7 @@ def _walk_tiles(plan: Plan) -> str:
     """`_walk_tiles`: rings inside rings, the loops in the order of the schedule."""
     found = levels(plan)
     form, names = mask_form(plan), letters(plan.program.mesh.dims)
-    groups = ", ".join(f"{variable(s.dim)}: dist.ProcessGroup" for s in walking(plan))
+    groups = ", ".join(f"{variable(dim)}: dist.ProcessGroup" for dim in nest_dims(plan))
     around = " for every tile of ".join(f"{dim}" for dim, _ in reversed(found))
     what = {"all": "the tiles", "chunks": "(places, tiles)"}.get(form, "(slot, tiles)")
     owner = "int" if form != "chunks" else f"tuple[{', '.join(['int'] * len(found))}]"
@@ -56,8 +57,8 @@ def _walk_tiles(plan: Plan) -> str:
     longer, source = 1, "tiles"
     body: list[str] = []
     for depth, (dim, gathers) in enumerate(found):
-        group = variable(dim)
-        most = rings.spare_argument(plan, dim)
+        group, lists = variable(dim), direct.Lists(plan, depth)
+        most = _spare_argument(plan, dim)
         buffers = f"_spare(tiles, {group}{most}{f', {longer}' if scaled else ''})"
         if depth:
             lines.append(f"    at_{dim} = {buffers}")
@@ -68,6 +69,9 @@ def _walk_tiles(plan: Plan) -> str:
             longer *= plan.program.mesh.extent(stage.dim)
         last = depth + 1 == len(found)
         pad = "    " * (depth + 1)
+        if lists.names:
+            lines.append(f"    {lists.rows}")
+            body.append(f"{pad}{lists.cols}")
         if form == "all":
             body.append(f"{pad}yield from {call}" if last else f"{pad}for of_{dim} in {call}:")
         else:
@@ -83,8 +87,41 @@ def _walk_tiles(plan: Plan) -> str:
     return "\n".join([*lines, *body])
 
 
+def _spare(plan: Plan) -> str:
+    """`_spare`: the receive buffers of a ring of a nest."""
+    longer = any(isinstance(stage, Gather) for stage in walking(plan))
+    counts = {ring.buffers for ring in rings.rings(plan).values()}
+    count = "most" if len(counts) > 1 else str(*counts)
+    parameter = (", most: int" if len(counts) > 1 else "") + (", longer: int" if longer else "")
+    one = "x.new_empty(x.shape[0], longer * x.shape[1], *x.shape[2:])"
+    text = "used in turn" + (", that many times as long as tiles" if longer else "")
+    buffers = f"tuple({one} for x in tiles)" if longer else "tuple(map(torch.empty_like, tiles))"
+    return "\n".join(
+        [
+            f"def _spare(tiles: {TILES}, group: dist.ProcessGroup{parameter}) -> list[{TILES}]:",
+            f'    """Buffers that a ring receives into, {text}."""',
+            f"    return [{buffers} for _ in range(min({count}, group.size() - 1))]",
+        ]
+    )
+
+
+def _spare_argument(plan: Plan, dim: str) -> str:
+    """`, 4`: how many buffers a ring uses, where rings differ in that."""
+    counts = {ring.buffers for ring in rings.rings(plan).values()}
+    return f", {rings.rings(plan)[rings.ring_name(plan, dim)].buffers}" if len(counts) > 1 else ""
+
+
+def nest_dims(plan: Plan) -> tuple[str, ...]:
+    """The dimensions that `_walk_tiles` needs the groups of."""
+    return (*(stage.dim for stage in walking(plan)), *direct.beside(plan))
+
+
 def _around(plan: Plan, depth: int) -> str:
-    """Our places along the rings around a direct one, and the owner's of the tile that is here."""
+    """Our places along the rings around a direct one, and the owner's of the tile that is here;
+    or the chunks of the rows and columns that it goes by."""
+    lists = direct.Lists(plan, depth).names
+    if lists or need_form(plan) == "chunks":
+        return "".join(f", {name}" for name in lists)
     if not walked(plan)[depth].direct or not direct.parameters(plan):
         return ""
     names, outer = letters(plan.program.mesh.dims), [each.dim for each in walked(plan)[:depth]]

@@ -50,7 +50,9 @@ def variable(dim: str, suffix: str = "group") -> str:
     """A dimension's name as a variable: itself, unless emitted functions use the name already."""
     plain = dim == dim.lower() and len(dim.rstrip("0123456789")) > 1
     taken = dim in _RESERVED or dim in dir(builtins)
-    ours = dim.startswith(("of_", "at_", "i_")) or dim.endswith(("_group", "_places"))
+    ours = dim.startswith(("of_", "at_", "i_", "rows_", "cols_")) or dim.endswith(
+        ("_group", "_places")
+    )
     return dim if plain and not taken and not ours else f"{dim}_{suffix}"
 
 
