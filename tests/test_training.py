@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from differentiable import Trained, check_gradients
+from emitted import written
 from numeric_cases import Problem
 from ranks import Ranks
 from test_differentiable import CASES, GATHER, GATHERS, HEADS, RING, RINGS, ROWS, SAVE, SMALL
 from test_readme import block
 from training import (
     check_autocast,
+    check_autocast_alone,
     check_checkpoint,
     check_compiled,
     check_errors,
@@ -57,6 +59,20 @@ for _name in ("ring 4", "ulysses 4", "allgather 2", "chunked ulysses, ring"):
 def test_b54_autocast_of_mixed_inputs(name: str) -> None:
     """B54: q and k in float32, v in bfloat16; gradients in each input's dtype."""
     RANKS[TRAINED[name].world].result(f"b54 {name}")
+
+
+FORWARD = f"{ROWS} m\n{RING} m"
+for _kernel in ("aten", "triton"):
+    _late = written("m=2", f"{FORWARD}\npatch body with {_kernel}", SMALL).late
+    RANKS[2].add(f"b54 {_kernel}", check_autocast_alone, _late, SMALL)
+
+
+@pytest.mark.parametrize("kernel", ["aten", "triton"])
+def test_b54_autocast_without_gradients(kernel: str) -> None:
+    """B54: modules of the forward alone; Triton's where its kernels do not run."""
+    if kernel == "triton":
+        pytest.importorskip("triton")
+    RANKS[2].result(f"b54 {kernel}")
 
 
 for _name, _made in TRAINED.items():

@@ -21,6 +21,7 @@ from numeric_cases import (
     assert_close,
     assert_refused,
     load_module,
+    own_inputs,
     patched,
     place,
     recorded,
@@ -104,6 +105,17 @@ def check_autocast(rank: int, world: int, text: str, problem: Problem) -> None:
         numbers = [x.int() for x in exact]
         assert_refused(lambda: attention(*numbers, mesh), "int32")
         assert_refused(lambda: attention(exact[0], *mixed[1:], mesh), "float64", "bfloat16")
+
+
+def check_autocast_alone(rank: int, world: int, text: str, problem: Problem) -> None:
+    """Forward only: what bfloat16 gives, out and the dtype and values of lse."""
+    module, mesh = setup(text)
+    inputs = own_inputs(module, mesh, problem, torch.float32)
+    want = module.attention(*(x.bfloat16() for x in inputs), mesh, return_lse=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = module.attention(*inputs, mesh, return_lse=True)
+    for x, y in zip(got, want, strict=True):
+        assert x.dtype == y.dtype and torch.equal(x, y)
 
 
 def check_checkpoint(rank: int, world: int, text: str) -> list[int]:
