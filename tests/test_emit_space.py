@@ -36,9 +36,9 @@ def partial_in_parts(plan: Plan) -> bool:
 
 
 DRAWN = {  # what is drawn, from how many ranks, how many
-    "direct": (direct_in_nests, (2, 2), 3),
-    "parts": (partial_in_parts, (2,), 4),
-    "parts of two levels": (partial_in_parts, (2, 2), 3),
+    "direct": (direct_in_nests, (2, 2), 2),
+    "parts": (partial_in_parts, (2,), 2),
+    "parts of two levels": (partial_in_parts, (2, 2), 2),
 }
 
 

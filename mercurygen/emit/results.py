@@ -44,12 +44,11 @@ def _ring_not_emitted(plan: Plan) -> str | None:
     """Which way that tiles come by beside partial results has no text yet."""
     loops = plan.nest.loops
     rings = {ring_of(plan, loop.walks[-1]) for loop in loops if loop.tensors and loop.walks}
-    if len(rings) > 1:
-        return "partial results where tiles come by in several ways"
     if any(ring.direct for ring in rings) and need_form(plan) != "whole":
         return "partial results where direct shifts bring what the mask leaves of tiles"
-    forward = all(not (ring.direct or ring.both or ring.reverse) for ring in rings)
-    if any(loop.home == "relayed" for loop in loops) and not forward:
+    carried = [loop for loop in loops if loop.home == "relayed"]
+    own = {ring_of(plan, loop.walks[-1]) for loop in carried if loop.tensors}
+    if any(ring.direct or ring.both for ring in own) or carried and any(r.reverse for r in rings):
         return "results that travel on where tiles come by otherwise than from the previous rank"
     return None
 

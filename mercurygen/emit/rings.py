@@ -55,7 +55,7 @@ def ring_of(plan: Plan, walk: Walk) -> Ring:
 def rings(plan: Plan) -> dict[str, Ring]:
     """The different rings of a plan by the name of their function, outermost first."""
     found: dict[str, Ring] = {}
-    for walk in walked(plan):
+    for walk in (walk for loop in plan.nest.loops if loop.tensors for walk in loop.walks):
         ring = ring_of(plan, walk)
         if ring in found.values():
             continue
