@@ -32,8 +32,9 @@ parallelize H over gpu
 shift k, v: S_kv along node
 patch body with aten
 """
-SMALL = ("attention", "--topo", "a100x16", "--seq", "1k", "--group", "node=2,gpu=2")
-SMALL_NAME = "attention_gqa_causal_s1024_group_node2_gpu2_a100x16"  # how it is called
+ANY_SMALL = ("attention", "--topo", "a100x16", "--seq", "1k", "--group", "node=2,gpu=2")
+SMALL = (*ANY_SMALL[:3], "--schedule", "double-ring", *ANY_SMALL[3:])
+SMALL_NAME = "attention_gqa_causal_s1024_group_node2_gpu2_double_ring_a100x16"  # how it is called
 
 
 @dataclass(frozen=True)

@@ -323,14 +323,13 @@ def fields(problem: Problem) -> dict:
 
 
 def test_b59_short_work_gets_half_the_promised_speed_and_another_schedule() -> None:
-    """A ring keeps 0.93 of the kernel's speed with 32 heads of 8192 tokens a rank; less with 5.
+    """A ring keeps 0.93 of the kernel's speed with 32 heads of 8192 tokens a rank.
 
     With shorter tiles the host that posts the messages takes longer than the kernels: less than
-    half is left, and gathering the keys at once, in one call, is the better schedule.
+    half is left, and gathering the keys at once, in one call, is the better schedule. The report's
+    own 5 heads of 8192 tokens a rank are not bound by the host here: that case is not reproduced.
     """
     promised = share_of_local("ring", Problem(seq=65536, heads=32, kv_heads=8))
-    reported = share_of_local("ring", Problem(seq=65536, heads=5, kv_heads=5))
-    assert reported < promised - 0.02
     short = Problem(seq=16384, heads=5, kv_heads=5)
     ring, gathered = (share_of_local(name, short) for name in ("ring", "allgather-kv"))
     assert ring < 0.55 * promised

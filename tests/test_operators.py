@@ -28,7 +28,12 @@ def window(width):
 
 
 def test_what_is_shipped():
-    assert operators.shipped() == ("attention", "attention_backward", "matmul")
+    assert operators.shipped() == (
+        "attention",
+        "attention_backward",
+        "attention_backward_out",
+        "matmul",
+    )
     for name in operators.shipped():
         assert operators.load(name).name == name and operators.load(name).doc
 
