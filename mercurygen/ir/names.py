@@ -8,7 +8,8 @@ import builtins
 MODULE = frozenset(
     "torch dist inspect sys F Tensor DeviceMesh P2POp Placement Replicate Shard Iterable "
     "Iterator timedelta annotations bisect_left groupby crc32 MESH WORLD_SIZE PLACEMENTS "
-    "make_mesh shard unshard positions pad_sequence shard_sequence unshard_sequence "
+    "make_mesh shard unshard positions pad_sequence shard_sequence unshard_sequence shard_labels "
+    "triton tl Any once_differentiable "
     "check_inputs mesh seq return_lse tiles product prod".split()
 )
 
