@@ -23,7 +23,8 @@ SEED = int(os.environ.get("MERCURYGEN_SEED", "20260731"))
 LOCAL_SEQ = 20
 HEADS = {"mha": (8, 8), "gqa": (8, 2), "mqa": (8, 1)}
 MESHES = ((2,), (3,), (4,), (8,), (2, 2), (2, 4), (2, 2, 2))
-HEADS_OF_EIGHT = {(8,): ("mha",), (2, 4): ("mha", "mqa"), (2, 2, 2): ("gqa",)}  # the rest on fewer ranks
+# of 8 ranks; all heads on fewer
+HEADS_OF_EIGHT = {(8,): ("mha",), (2, 4): ("mha", "mqa"), (2, 2, 2): ("gqa",)}
 MASKS = {"causal": (True, "zigzag"), "full": (False, "contiguous")}
 PLAIN_CAUSAL = ((3,), (2, 2), (2, 4))  # where causal is tried in contiguous order too
 SHAPES = ((2, 2, 2),) * 4 + ((2, 4),) * 4 + ((8,),) * 2 + ((2, 2), (4,), (2, 3), (3,), (2,))
