@@ -23,6 +23,8 @@ SEED = int(os.environ.get("MERCURYGEN_SEED", "20260731"))
 LOCAL_SEQ = 20
 HEADS = {"mha": (8, 8), "gqa": (8, 2), "mqa": (8, 1)}
 MESHES = ((2,), (3,), (4,), (8,), (2, 2), (2, 4), (2, 2, 2))
+# of 8 ranks; all heads on fewer
+HEADS_OF_EIGHT = {(8,): ("mha",), (2, 4): ("mha", "mqa"), (2, 2, 2): ("gqa",)}
 MASKS = {"causal": (True, "zigzag"), "full": (False, "contiguous")}
 PLAIN_CAUSAL = ((3,), (2, 2), (2, 4))  # where causal is tried in contiguous order too
 SHAPES = ((2, 2, 2),) * 4 + ((2, 4),) * 4 + ((8,),) * 2 + ((2, 2), (4,), (2, 3), (3,), (2,))
@@ -79,7 +81,7 @@ def build() -> None:
         for mask, causal, order, meshes in masks:
             for sizes in meshes:
                 text: dict[int, Emitted] = {}
-                for heads in HEADS:
+                for heads in HEADS_OF_EIGHT.get(sizes, HEADS):
                     problem = problem_for(sizes, heads, causal, order)
                     for number, found in enumerate(instances(design, sizes, problem)):
                         shape = "x".join(map(str, sizes))
@@ -172,16 +174,16 @@ def test_too_few_ranks(design: str, topology: str, group: tuple[int, ...]) -> No
 
 
 def test_nothing_is_missing() -> None:
-    """Every design, mask, head count and mesh is a case or refused."""
+    """Every design, mask, head count and mesh is a case or refused; on 8 ranks, some heads."""
     for design in DESIGNS:
         roles = len(patterns.get(design).roles)
         for sizes in MESHES:
             fits = roles == 1 or (roles == 2 and prod(sizes) > 3) or prod(sizes) == 8
             for mask in MASKS:
-                for heads in HEADS:
+                for heads in HEADS_OF_EIGHT.get(sizes, HEADS):
                     name = f"{design}-{mask}-{'x'.join(map(str, sizes))}-0-{heads}"
                     assert (name in CASES or name in REFUSED) == fits, name
-    assert len(CASES) > 250 and len(DRAWN) == 40
+    assert len(CASES) > 170 and len(DRAWN) == 40
 
 
 @pytest.mark.parametrize("design", DESIGNS)
