@@ -280,4 +280,5 @@ def test_b58_b80_no_waiting_for_the_device_and_one_place_for_private_names(path:
             if isinstance(node, ast.Attribute) and node.attr.startswith("_scaled_dot"):
                 places.add(function.name)
     assert reads <= AT_SETUP
-    assert places == {"_block_forward", "_block_backward"}
+    own = "@triton.jit" in path.read_text()  # kernels of its own: none of torch's
+    assert places == (set() if own else {"_block_forward", "_block_backward"})
