@@ -17,6 +17,16 @@ LATER_OPTIONS = (
     "--documents",
     "--tune",
 )
+# What other attentions have and none of ours: option -> (what it is called, what to do instead).
+_SINK = "with `return_lse=True`, multiply out by sigmoid(lse - sink): a sink is in no rank's share"
+ABSENT_OPTIONS = {
+    "--dropout": ("dropout of attention's weights", "train without it, as long contexts do"),
+    "--softcap": ("a cap of the scores", "normalize q and k, which needs no other kernel"),
+    "--alibi": ("a bias of the scores", "positions in q and k (RoPE): see `positions`"),
+    "--bias": ("a bias of the scores", "positions in q and k (RoPE): see `positions`"),
+    "--sinks": ("attention sinks", _SINK),
+    "--fp8": ("products in 8 bits", "bfloat16 or float16"),
+}
 LATER_COMMANDS = ("diff", "timeline", "vendor", "tune", "probe")
 
 
@@ -81,6 +91,9 @@ def translate(error: click.UsageError) -> UserError:
 def _unknown_option(name: str, command: click.Command | None) -> UserError:
     if name in LATER_OPTIONS:
         return UserError("usage", f"{name} is not supported by this version")
+    for option, (said, instead) in ABSENT_OPTIONS.items():
+        if name.startswith(option.removesuffix("s")):
+            return UserError("usage", f"{name[:40]}: no schedule has {said}", help=instead)
     known = ["--help"]
     for parameter in command.params if command else ():
         if isinstance(parameter, click.Option) and not parameter.hidden:
