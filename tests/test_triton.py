@@ -109,7 +109,7 @@ def test_unseen_tiles_are_not_read(numbers: dict) -> None:
 
 @needs_triton
 def test_offsets_of_64_bits(numbers: dict) -> None:
-    """Rows past what 32 bits count are read where they are."""
+    """B53: rows past what 32 bits count are read where they are."""
     assert max(numbers["far"].values()) <= 2e-3, numbers["far"]
 
 
