@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from textwrap import wrap
 
-from mercurygen.cli import words
+from mercurygen.cli import robustness, words
 from mercurygen.cli.build import Built, Proved
 from mercurygen.cli.files import Written, shown
 from mercurygen.cost.report import Cost
@@ -15,7 +15,8 @@ from mercurygen.cost.validated import outside
 from mercurygen.emit.header import WHY
 from mercurygen.errors import InternalError
 from mercurygen.ir.problem import Problem, Sizes
-from mercurygen.search.result import Candidate, Result
+from mercurygen.search.candidate import Candidate
+from mercurygen.search.result import Result
 from mercurygen.search.why import label, why
 
 WIDTH = 100
@@ -34,6 +35,7 @@ def found(result: Result, built: Built, written: Sequence[Written]) -> str:
         *_proof(built),
         "",
         *_others(result),
+        *_robust(result),
         *field("why", wrap(why(result), WIDTH - _COLUMN)),
         *field("searched", wrap(counts(result), WIDTH - _COLUMN)),
         "",
@@ -199,6 +201,17 @@ def _others(result: Result) -> list[str]:
     else:
         text = _other(named[0]) if named else "none is legal here"
     return [*lines, *field("designs", wrap(f"best named: {text}", WIDTH - _COLUMN))]
+
+
+def _robust(result: Result) -> list[str]:
+    """The choice where links are not as planned, beside the choice for time and the next best."""
+    found = result.robustness
+    if found is None:
+        return []
+    fast = found.row(result.fastest)
+    beside = [row for row in (fast, *robustness.shown(found, 3)) if row not in (None, found.best)]
+    rows = [found.best, *beside[:1]]
+    return field("robust", robustness.lines(found, rows))
 
 
 def _other(candidate: Candidate) -> str:

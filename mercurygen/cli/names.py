@@ -105,7 +105,8 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
     if request.kernel != ATEN:
         found.append(("--kernel", request.kernel, request.kernel))
     if request.objective != "time":
-        found.append(("--objective", request.objective, f"least_{request.objective}"))
+        part = "robust" if request.objective == "robust" else f"least_{request.objective}"
+        found.append(("--objective", request.objective, part))
     if request.whole:
         found.append(("--whole-space", "", "whole_space"))
     if request.memory_limit is not None:

@@ -86,7 +86,7 @@ _OPTIONS = (
     click.option("--order", metavar="O", help="Of tokens: zigzag, contiguous or any."),
     click.option("--pass", "passes", metavar="P", help="fwd (default), or train: backward too."),
     click.option("--kernel", metavar="K", help="Of a block: aten (default), or triton."),
-    click.option("--objective", metavar="O", help="time (default) or memory."),
+    click.option("--objective", metavar="O", help="time (default), memory or robust."),
     click.option(
         "--whole-space",
         "whole",

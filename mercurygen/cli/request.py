@@ -34,7 +34,7 @@ class Request:
         order: of tokens, or None for the mask's usual one.
         passes: "fwd", or "train": with a backward.
         kernel: that runs the body.
-        objective: "time" or "memory".
+        objective: "time", "memory" or "robust".
         memory_limit: bytes, or None for all of a GPU's.
         whole: whether to search all of the space.
     """

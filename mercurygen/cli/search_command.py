@@ -53,7 +53,8 @@ def _lines(result: Result) -> list[str]:
     where = words.place(links(result.topology, result.group))
     tp = f", tp {result.tp}" if result.tp > 1 else ""
     shown = result.ranked[:SHOWN]
-    best = "fastest" if result.objective == "time" else "smallest"
+    best = "smallest" if result.objective == "memory" else "fastest"
+    front = [(chr(ord("a") + i % 26), candidate) for i, candidate in enumerate(result.pareto)]
     return [
         words.problem(result.problem),
         f"{result.topology.name}: {where}{tp}; {choice.counts(result)}",
@@ -65,8 +66,10 @@ def _lines(result: Result) -> list[str]:
         *_table(result, [(str(i), candidate) for i, candidate in enumerate(shown, 1)]),
         "",
         "pareto: nothing is better in both time and memory",
-        *_table(result, [("", candidate) for candidate in result.pareto]),
+        *_table(result, front),
+        *_trades(result),
         "",
+        *_robustness(result),
         "named designs",
         *_designs(result),
     ]
@@ -89,6 +92,30 @@ def _table(result: Result, candidates: list[tuple[str, Candidate]]) -> list[str]
         row += [words.mesh(candidate.schedule.mesh), candidate.design or what(candidate)]
         rows.append(row)
     return ["  " + line for line in words.table(rows, right=range(1, len(rows[0]) - 3))]
+
+
+def _trades(result: Result) -> list[str]:
+    """What each point of the Pareto set gives up to its neighbours."""
+    from mercurygen.search.front import trades
+
+    made = enumerate(trades(result.pareto))
+    return [f"  {chr(ord('a') + i % 26)} {trade.words}" for i, trade in made]
+
+
+def _robustness(result: Result) -> list[str]:
+    """The best schedules on machines that are not as planned, if those were asked for."""
+    from mercurygen.cli import robustness
+
+    found = result.robustness
+    if found is None:
+        return []
+    title = (
+        f"robust: {len(found.rows)} schedules in {len(found.scenarios)} scenarios; `loses`: time "
+        "over the best there; A has the least worst of them, or is the simplest within 1% of it"
+    )
+    table = robustness.lines(found, robustness.shown(found, 4))
+    told = [f"  {line}".rstrip() for line in (*table, "", *robustness.changed(found))]
+    return [title, *told, ""]
 
 
 def _designs(result: Result) -> list[str]:

@@ -12,72 +12,14 @@ many times as it has GPUs for each of ours.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from math import inf, prod
 
+from mercurygen.cost.loads import Load, Path, Price
 from mercurygen.cost.topology import Level, Topology
 from mercurygen.ir.mesh import Mesh
 
 Key = tuple  # (level, what, which)
 SMALL = 2.0  # LL sends a flag beside as much data (NCCL src/graph/tuning.cc: half the bandwidth)
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """From one rank to another.
-
-    Attributes:
-        level: index of the outermost level where they differ: the one they cross.
-        latency: s.
-        small: s, by the protocol for little data.
-        seconds: (resource, s per byte) of each on the way.
-        share: part of a GPU's SMs that the transfer keeps busy.
-    """
-
-    level: int
-    latency: float
-    small: float
-    seconds: tuple[tuple[int, float], ...]
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One collective of one group.
-
-    Attributes:
-        latency: s, beside what the bytes take.
-        small: s, by the protocol for little data.
-        seconds: (resource, s per byte of one rank's source buffer).
-        sent: (rank, level, share): what a rank sends over a level, in units of its source
-            buffer divided by the square of the number of ranks of the whole mesh.
-        share: part of a GPU's SMs that it keeps busy.
-    """
-
-    latency: float
-    small: float
-    seconds: tuple[tuple[int, float], ...]
-    sent: tuple[tuple[int, int, int], ...]
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """One operation along a mesh dimension, by all its groups at the same time.
-
-    Attributes:
-        latency: s.
-        small: s, by the protocol for little data.
-        seconds: per level, s per byte on its busiest resource.
-        sent: the same shares as of Load, of all groups.
-        share: part of a GPU's SMs that it keeps busy.
-    """
-
-    latency: float
-    small: float
-    seconds: tuple[tuple[int, float], ...]
-    sent: tuple[tuple[int, int, int], ...]
-    share: float
 
 
 class Network:
@@ -104,7 +46,8 @@ class Network:
         self.resources: dict[Key, int] = {}
         self.levels: list[int] = []  # of each resource
         self._members = [
-            Counter(gpu // level.port_gpus for gpu in self.gpus) for level in topology.levels
+            Counter(self._port(index, gpu) for gpu in self.gpus)
+            for index in range(len(topology.levels))
         ]
         self._paths: dict[tuple[int, int], Path] = {}
         self._loads: dict[tuple[str, tuple[int, ...]], Load] = {}
@@ -141,13 +84,25 @@ class Network:
         """The ports to a level: our ranks at each, and how often their bytes count there."""
         found = self._ports.get(index)
         if found is None:
-            shared = self.topology.levels[index].port_gpus
             ranks: dict[int, list[int]] = {}
             for rank, gpu in enumerate(self.gpus):
-                ranks.setdefault(gpu // shared, []).append(rank)
-            found = [(tuple(ours), shared / len(ours)) for ours in ranks.values()]
+                ranks.setdefault(self._port(index, gpu), []).append(rank)
+            found = [
+                (tuple(ours), self._behind(index, port) / len(ours)) for port, ours in ranks.items()
+            ]
             self._ports[index] = found
         return found
+
+    def _port(self, index: int, gpu: int) -> int:
+        """The port by which a GPU reaches a level: the second, if it has lost the first."""
+        level = self.topology.levels[index]
+        port = gpu // level.port_gpus
+        return 1 if level.lost_port and port == 0 else port
+
+    def _behind(self, index: int, port: int) -> int:
+        """How many GPUs, ours or not, share a port."""
+        level = self.topology.levels[index]
+        return level.port_gpus * (2 if level.lost_port and port == 1 else 1)
 
     def path(self, source: int, target: int) -> Path:
         """The way from one rank of the group to another."""
@@ -186,13 +141,19 @@ class Network:
         else:
             hops = _hops(level, self.places[source][index], self.places[target][index])
             found = self._ways(index, a, b, hops / rate)
-        if level.port_gpus > 1:
-            rate = level.port_bandwidth * level.efficiency
-            for what, gpu in (("port out", a), ("port in", b)):
-                port = gpu // level.port_gpus
-                shared = level.port_gpus / self._members[index][port]
-                what = "port" if level.duplex == "half" else what
-                found.append((self._resource(index, what, port), shared / rate))
+        if level.port_gpus > 1 or level.lost_port:
+            found += self._through_ports(index, a, b)
+        return found
+
+    def _through_ports(self, index: int, a: int, b: int) -> list[tuple[int, float]]:
+        """The port out of one GPU and the one into another, which others use at the same time."""
+        level, found = self.topology.levels[index], []
+        rate = level.port_bandwidth * level.efficiency
+        for what, gpu in (("port out", a), ("port in", b)):
+            port = self._port(index, gpu)
+            shared = self._behind(index, port) / self._members[index][port]
+            what = "port" if level.duplex == "half" else what
+            found.append((self._resource(index, what, port), shared / rate))
         return found
 
     def _tree(self, crossed: int, source: int, target: int) -> list[tuple[int, float]]:
@@ -207,6 +168,8 @@ class Network:
             if alike and outer.fabric == inner.fabric and outer.fabric in ("pcie-tree", "switch"):
                 rate = inner.bandwidth * inner.efficiency
                 found += self._ways(index, self.gpus[source], self.gpus[target], 1 / rate)
+                if inner.lost_port:
+                    found += self._through_ports(index, self.gpus[source], self.gpus[target])
         return found
 
     def _ways(self, index: int, a: int, b: int, seconds: float) -> list[tuple[int, float]]:

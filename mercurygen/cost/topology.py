@@ -146,6 +146,8 @@ class Level:
             LL), s; by default there is none.
         swap_efficiency: fraction of that bandwidth that is left when a GPU sends to several others
             at a time, as in an all-to-all of more than two; by default all of it.
+        lost_port: whether the first port of the first group is gone, and the GPUs behind it use the
+            next one: of no file, but of a scenario (`mercurygen.cost.scenario`).
     """
 
     name: str
@@ -162,6 +164,7 @@ class Level:
     base_latency: float = 0.0
     small_latency: float | None = None
     swap_efficiency: float = 1.0
+    lost_port: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,83 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import cached_property
 
-from mercurygen.cost.report import Cost, Traffic
 from mercurygen.cost.topology import Topology
 from mercurygen.ir.problem import Problem
-from mercurygen.lower.plan import Plan
-from mercurygen.schedule.schedule import Schedule
-from mercurygen.schedule.text import show
-
-OBJECTIVES = ("time", "memory")
-RESOLUTION = 0.01  # times closer than that are alike: the model itself is not so exact
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A legal schedule and what it costs.
-
-    Attributes:
-        schedule: complete, header included.
-        plan: what it lowers to.
-        design: the named design that it is an instance of, or None.
-        number: its place in the space.
-        closed: its cost in lock step.
-        simulated: its cost by the event simulation, if it was among the best.
-        gradient: the plan of the backward, if both were searched: the costs are then of both.
-    """
-
-    schedule: Schedule
-    plan: Plan
-    design: str | None
-    number: int
-    closed: Cost
-    simulated: Cost | None = None
-    gradient: Plan | None = None
-
-    @property
-    def cost(self) -> Cost:
-        """The better estimate that there is."""
-        return self.simulated or self.closed
-
-    @cached_property
-    def text(self) -> str:
-        """The schedule as a `.sched` file."""
-        return show(self.schedule)
-
-    @property
-    def lines(self) -> tuple[int, int]:
-        """How much there is to read: dimensions of the mesh, then directives."""
-        below = self.schedule.backward
-        more = len(below.directives) if below is not None else 0
-        return len(self.schedule.mesh.dims), len(self.schedule.directives) + more
-
-    def key(self, objective: str) -> tuple:
-        """What the search sorts by: the objective, the other one, dimensions, the place.
-
-        Times are compared to a picosecond: sums in another order are not faster.
-        """
-        time, memory = round(self.cost.time, 12), self.cost.peak_memory
-        first = (time, memory) if objective == "time" else (memory, time)
-        return (*first, len(self.schedule.mesh.dims), self.number)
-
-    def to_dict(self) -> dict:
-        """For `--json`: times in seconds, sizes in bytes."""
-        cost = self.cost
-        return {
-            "name": self.design,
-            "mesh": {dim.name: dim.size for dim in self.schedule.mesh.dims},
-            "schedule": self.text,
-            "time": cost.time,
-            "time_parts": {k: v for k, v in asdict(cost.times).items() if k != "total"},
-            "time_closed": self.closed.time,
-            "bytes_per_link": _traffic(cost.links),
-            "bytes_per_dim": _traffic(cost.dims),
-            "operations": cost.operations,
-            "imbalance": cost.imbalance,
-            "peak_memory": cost.peak_memory,
-        }
+from mercurygen.search.candidate import Candidate, fastest
+from mercurygen.search.front import trades
+from mercurygen.search.robust import Robustness
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +69,14 @@ class Result:
         topology: the machine.
         group: ranks per level, outermost first.
         tp: tensor-parallel ranks.
-        objective: "time" or "memory".
+        objective: "time", "memory" or "robust".
         memory_limit: bytes of a GPU.
         counts: of the space.
-        ranked: every simulated candidate, in the order of the objective.
+        ranked: every simulated candidate, in the order of the objective; by time for the robust.
         pareto: those that nothing beats in both time and memory, fastest first.
         named: the named designs.
         unemitted: what the objective prefers to all of these, but has no module yet, or None.
+        robustness: how schedules do where links are not as planned, if that is the objective.
     """
 
     problem: Problem
@@ -160,20 +90,27 @@ class Result:
     pareto: tuple[Candidate, ...]
     named: tuple[Named, ...]
     unemitted: Candidate | None = None
+    robustness: Robustness | None = None
 
     @property
     def best(self) -> Candidate:
-        """What the objective prefers; of times that the model cannot tell apart, the simplest."""
-        if self.objective != "time":
-            return self.ranked[0]
-        most = self.ranked[0].cost.time * (1 + RESOLUTION)
-        near = [c for c in self.ranked if c.cost.time <= most]
-        return min(near, key=lambda c: (c.lines, c.key("time")))
+        """What the objective prefers; of what the model cannot tell apart, the simplest."""
+        if self.robustness is not None:
+            return self.robustness.best.candidate
+        return self.ranked[0] if self.objective == "memory" else self.fastest
+
+    @property
+    def fastest(self) -> Candidate:
+        """As planned; of times that the model cannot tell apart, the simplest."""
+        return fastest(self.ranked)
 
     @property
     def others(self) -> tuple[Candidate, ...]:
-        """All but the best, in their order."""
-        return tuple(candidate for candidate in self.ranked if candidate is not self.best)
+        """All but the best, in the order of the objective."""
+        best, ranked = self.best, self.ranked
+        if self.robustness is not None:
+            ranked = tuple(row.candidate for row in self.robustness.rows)
+        return tuple(candidate for candidate in ranked if candidate is not best)
 
     def to_dict(self) -> dict:
         """For `--json`: plain data, in a fixed order."""
@@ -188,20 +125,11 @@ class Result:
             "counts": self.counts.to_dict(),
             "best": self.best.to_dict(),
             "ranked": [candidate.to_dict() for candidate in self.ranked],
-            "pareto": [candidate.to_dict() for candidate in self.pareto],
+            "pareto": [
+                {**trade.point.to_dict(), "gives_up": trade.to_dict()}
+                for trade in trades(self.pareto)
+            ],
             "named": [named.to_dict() for named in self.named],
             "unemitted": self.unemitted.to_dict() if self.unemitted else None,
+            "robustness": self.robustness.to_dict() if self.robustness else None,
         }
-
-
-def pareto(candidates: list[Candidate]) -> tuple[Candidate, ...]:
-    """Those that no other beats in time or memory without losing in the other; fastest first."""
-    front: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda c: c.key("time")):
-        if not front or candidate.cost.peak_memory < front[-1].cost.peak_memory:
-            front.append(candidate)
-    return tuple(front)
-
-
-def _traffic(traffic: tuple[Traffic, ...]) -> dict[str, dict[str, float]]:
-    return {one.name: {"mean": one.mean, "max": one.most, "port": one.port} for one in traffic}

@@ -16,19 +16,21 @@ from mercurygen.cost.report import together
 from mercurygen.cost.simulate import simulate
 from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
-from mercurygen.errors import Refusal, UserError, closest
-from mercurygen.ir import layout
-from mercurygen.ir.kernel import ATEN, BACKWARD, FORWARD, OPERATORS, options_for
+from mercurygen.errors import Refusal, UserError
+from mercurygen.ir.kernel import ATEN, BACKWARD, FORWARD, options_for
 from mercurygen.ir.problem import Problem
 from mercurygen.lower.lower import lower_aligned
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.directives import Patch
 from mercurygen.schedule.schedule import Schedule
+from mercurygen.search.arguments import check
 from mercurygen.search.asked import Asked
+from mercurygen.search.candidate import Candidate, pareto
 from mercurygen.search.collect import seldom_collected
 from mercurygen.search.gradients import Gradients
 from mercurygen.search.place import links, place, target
-from mercurygen.search.result import OBJECTIVES, Candidate, Counts, Named, Result, pareto
+from mercurygen.search.result import Counts, Named, Result
+from mercurygen.search.robust import Robustness, weigh
 from mercurygen.search.space import Point, is_variant, plain, settle, usual_axes
 
 Progress = Callable[[str, int, int], None]  # (what is done, how many are, of how many)
@@ -37,8 +39,7 @@ Emits = Callable[[Plan], Refusal | None]  # why no module is emitted for a plan 
 FINALISTS = 50
 VARIED = 8  # plain schedules whose variants are priced too
 KEPT = 2000  # candidates, before all but those that can still win are dropped
-PASSES, WAYS = ("fwd", "train"), (FORWARD, BACKWARD)
-ORDERS = (*layout.ORDERS, "any")
+WAYS = FORWARD, BACKWARD
 # Of several refusals of one design, the one that came furthest says most.
 _FURTHEST = ("over-memory-limit", "mask-too-fragmented", "heads-not-divisible")
 
@@ -69,9 +70,9 @@ def search(
         group: ranks of the operator per level, outermost first; default: all that tp leaves.
         tp: tensor-parallel ranks that share the heads; they sit beside each other.
         design: a named design, to search among its instances only.
-        order: token order: one of ORDERS; None: zigzag if causal, else contiguous.
+        order: token order: one of `arguments.ORDERS`; None: zigzag if causal, else contiguous.
         memory_limit: bytes of a GPU; None: all of its memory.
-        objective: "time" or "memory".
+        objective: "time", "memory", or "robust": see `mercurygen.search.robust`.
         whole: search all of the space: the columns and the batch split too.
         passes: "fwd", or "train": forward and backward, each with a schedule of its own.
         kernel: that runs the body; its tiles are those for the kind of GPU, if that is known.
@@ -82,7 +83,7 @@ def search(
         UserError: a wrong argument; `space-too-large`; the reason that refuses every schedule, if
             it is one; or `nothing-fits` (exit code 1).
     """
-    _check(objective, order, design, passes, kernel)
+    check(objective, order, design, passes, kernel)
     group = place(topology, group, tp)
     limit = topology.gpu.memory_bytes if memory_limit is None else memory_limit
     spanned = links(topology, group)
@@ -94,15 +95,15 @@ def search(
     asked = Asked(loaded, local, spanned, order, design, axes, patches[0])
     tried = _Tried(header, network, limit, objective, emits)
     if passes == "train":
-        own = design is not None
-        tried.gradients = Gradients(network, limit, objective, emits, patches[1], own)
+        tried.gradients = Gradients(network, limit, objective, emits, patches[1], bool(design))
     with seldom_collected():
         tried = _try(asked, tried, progress)
     ranked = _decide(tried.finalists(), network, objective, progress)
     named = _named((design,) if design else patterns.names(passes), ranked, tried, asked)
     asked_for = problem, topology, group, tp, objective, limit
     front, other = pareto(list(ranked)), tried.better_unemitted(ranked[0])
-    return Result(*asked_for, tried.counts(), ranked, front, named, other)
+    found = tried.counts(), ranked, front, named, other
+    return Result(*asked_for, *found, _robust(ranked, tried, progress))
 
 
 @dataclass(slots=True)
@@ -245,8 +246,11 @@ def _try(asked: Asked, tried: _Tried, progress: Progress | None) -> _Tried:
         else:
             tried.look(done, point)
         _tell(progress, "schedules priced", done, size)
-    ordered = sorted(tried.kept, key=lambda c: c.key(tried.objective))
-    best = [(c.schedule.mesh, plain(c.schedule.directives)) for c in ordered[:VARIED]]
+    best = [
+        (c.schedule.mesh, plain(c.schedule.directives))
+        for key in dict.fromkeys((tried.objective, "time"))
+        for c in sorted(tried.kept, key=lambda c: c.key(key))[:VARIED]
+    ]
     best += [
         (mesh, lines)
         for _, _, mesh, lines in sorted(tried.over, key=lambda over: over[:2])[:VARIED]
@@ -258,26 +262,6 @@ def _try(asked: Asked, tried: _Tried, progress: Progress | None) -> _Tried:
     if not tried.finalists():
         raise _nothing(tried, asked)
     return tried
-
-
-def _check(objective: str, order: str | None, design: str | None, passes: str, kernel: str) -> None:
-    if objective not in OBJECTIVES:
-        raise UserError(
-            "unknown-objective", f"no objective {objective!r}", help=closest(objective, OBJECTIVES)
-        )
-    if passes not in PASSES:
-        raise UserError("unknown-pass", f"no pass {passes!r}", help=closest(passes, PASSES))
-    if kernel not in OPERATORS:
-        help = closest(kernel, OPERATORS)
-        raise UserError("unknown-kernel", f"no kernel {kernel!r} for attention", help=help)
-    if order is not None and order not in ORDERS:
-        raise UserError("unknown-order", f"no order {order!r}", help=closest(order, ORDERS))
-    if design is not None and patterns.get(design).name not in patterns.names(passes):
-        raise UserError(
-            "design-of-backward",
-            f"{design} is a design of the backward: its forward is that of another",
-            help="search it with `--pass train`",
-        )
 
 
 def _over(peak: int, limit: int) -> Refusal:
@@ -303,6 +287,15 @@ def _decide(
         decided.append(simulated(candidate, network))
         _tell(progress, "schedules simulated", done, len(finalists))
     return tuple(sorted(decided, key=lambda c: c.key(objective)))
+
+
+def _robust(
+    ranked: tuple[Candidate, ...], tried: _Tried, progress: Progress | None
+) -> Robustness | None:
+    """How schedules do where links are not as planned, if that is the objective."""
+    if tried.objective != "robust":
+        return None
+    return weigh(ranked, tried.kept, tried.has_module, tried.network, progress)
 
 
 def simulated(candidate: Candidate, network: Network) -> Candidate:

@@ -6,7 +6,9 @@ from mercurygen.cost.report import Cost
 from mercurygen.cost.topology import Level
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.directives import Directive, Parallelize, Shard, Shift, Tile
-from mercurygen.search.result import RESOLUTION, Candidate, Result
+from mercurygen.search.candidate import RESOLUTION, Candidate
+from mercurygen.search.result import Result
+from mercurygen.search.robust import Robustness
 
 _PARTS = {
     "compute": "computing on the busiest rank",
@@ -23,6 +25,8 @@ def why(result: Result, *, brief: bool = False) -> str:
         result: of a search.
         brief: leave out the other named designs.
     """
+    if result.robustness is not None:
+        return _robust(result, result.robustness)
     best, rest = result.best, result.others
     least = "needs the least memory" if result.objective == "memory" else "is the fastest"
     if best is not result.ranked[0]:
@@ -52,6 +56,23 @@ def why(result: Result, *, brief: bool = False) -> str:
         told = f"{label(result.unemitted)}: {_figures(result.unemitted, result.objective)}"
         sentences.append(f"The model prefers one that no module is emitted for yet, {told}.")
     return " ".join(sentences)
+
+
+def _robust(result: Result, found: Robustness) -> str:
+    """What the most robust schedule loses, and the fastest one as planned."""
+    best, fastest = found.best, found.row(result.fastest)
+    least = "the least of" if best is found.rows[0] else "within 1% of the least of"
+    words = (
+        f"{label(best.candidate)} loses at most {best.worst:.1%} to the best schedule of each of "
+        f"{len(found.scenarios)} scenarios ({found.worst_of(best).name}), {least} "
+        f"{len(found.rows)} that were simulated in all: {_figures(best.candidate, 'time')} by the "
+        "model as planned."
+    )
+    if fastest is None or fastest is best:
+        return f"{words} It is the choice for time too."
+    lost = f"loses up to {fastest.worst:.1%} ({found.worst_of(fastest).name})"
+    time = _ms(fastest.candidate.cost.time)
+    return f"{words} The choice for time, {label(fastest.candidate)}, takes {time} and {lost}."
 
 
 def _many(count: int, noun: str) -> str:
