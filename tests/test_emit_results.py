@@ -151,9 +151,11 @@ CASES: dict[str, Made] = {}
 PEAKS: dict[str, tuple[Made, bool]] = {}
 
 
-def check_dtypes(rank: int, world: int, text: str, problem: Problem) -> list[Any]:
-    """Largest errors of out and lse in every dtype."""
-    return [check_forward(rank, world, text, problem, dtype) for dtype in DTYPES]
+def check_dtypes(
+    rank: int, world: int, text: str, problem: Problem, dtype: torch.dtype
+) -> list[Any]:
+    """Largest errors of out and lse in float64 and another dtype."""
+    return [check_forward(rank, world, text, problem, each) for each in (torch.float64, dtype)]
 
 
 def problem_for(world: int, causal: bool, order: str) -> Problem:
@@ -167,7 +169,9 @@ def add(name: str, mesh: str, body: str, kind: tuple[bool, str], pins: str = "")
     world = prod(int(word.partition("=")[2]) for word in mesh.split())
     problem, ranks = problem_for(world, *kind), RANKS[world]
     case = CASES[name] = made(mesh, body, problem, pins=pins)
-    ranks.add(f"numbers-{name}", check_dtypes, case.late, problem)
+    others = [dtype for dtype in DTYPES if dtype != torch.float64]
+    dtype = others[len(CASES) % len(others)]
+    ranks.add(f"numbers-{name}", check_dtypes, case.late, problem, dtype)
     for lse in (False, True):
         ranks.add(f"calls-{name}-{lse}", record_call, case.late, problem, torch.bfloat16, lse)
     for variant, sizes in VARIANTS.items():
@@ -273,7 +277,7 @@ for _check, _names in [*MORE.items(), *IN_DTYPE.items()]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_numbers(name: str) -> None:
-    """Every rank's out and lse in four dtypes; rows that a rank's keys leave without any too."""
+    """Every rank's out and lse in two of four dtypes; rows without a key on their rank, too."""
     RANKS[CASES[name].plan.program.mesh.size].result(f"numbers-{name}")
 
 
