@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from math import prod
@@ -56,6 +55,7 @@ CASES = {
     "heads around": ("a=2 b=3 c=2", heads("a, c") + queries("b", f"{SHIFT} b")),
 }
 KINDS = [(mask, order) for mask in ("causal", "full") for order in ("zigzag", "contiguous")]
+TWO = (KINDS[::3], KINDS[1:3])  # both masks, both orders: of one case after the other
 
 
 def module(
@@ -86,9 +86,9 @@ def passes(case: str, mask: str, order: str, dtype: str = "bfloat16") -> Summary
 # --- what emit writes passes ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_emitted_modules_pass(case: str) -> None:
-    for mask, order in KINDS:
+@pytest.mark.parametrize(("number", "case"), list(enumerate(CASES)), ids=CASES)
+def test_emitted_modules_pass(number: int, case: str) -> None:
+    for mask, order in TWO[number % 2]:
         summary = passes(case, mask, order)
         assert summary.ranks == tuple(range(summary.of))
         assert summary.events > 2 * summary.of
@@ -107,21 +107,19 @@ def test_call_sites_are_counted() -> None:
     assert "attention" not in sites
 
 
-def test_a_large_mesh_is_sampled_and_quick() -> None:
+def test_a_large_mesh_is_sampled() -> None:
     text, plan = module(
         "node=16 gpu=8", queries("node, gpu", f"{SHIFT} node, gpu"), "causal", "zigzag"
     )
-    start = time.perf_counter()
     summary = check_text(text, plan)
-    assert time.perf_counter() - start < 10  # 1 s on an idle machine
     assert summary.of == 128
     assert {0, 1, 8, 9, 127} < set(summary.ranks) == set(sample(plan.program.mesh))
 
 
 def test_another_plan_is_refused() -> None:
     text, _ = module(*CASES["walk gather"], "causal", "zigzag")
-    for case in ("double ring", "outside in", "gather walk", "unified"):
-        for mask, order in KINDS:
+    for number, case in enumerate(("double ring", "outside in", "gather walk", "unified")):
+        for mask, order in TWO[number % 2]:
             with pytest.raises(TextMismatch):
                 check_text(text, module("node=3 gpu=2", CASES[case][1], mask, order)[1])
 
@@ -340,12 +338,9 @@ MUTATIONS = {  # what is altered, and how: each place on its own
 MUTATED = [
     ("ring", "causal", "zigzag"),
     ("ring", "causal", "contiguous"),
-    ("ring", "full", "zigzag"),
     ("gather", "causal", "zigzag"),
     ("ulysses2", "causal", "zigzag"),
     ("unified", "causal", "zigzag"),
-    ("double ring", "causal", "zigzag"),
-    ("walk gather", "causal", "zigzag"),
     ("walk gather walk", "causal", "zigzag"),
     ("heads around", "full", "zigzag"),
 ]
