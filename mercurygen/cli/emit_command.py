@@ -32,6 +32,12 @@ FOLDER = "generated"
 @click.option("--name", help="Of the files.  [default: from the problem]")
 @click.option("-o", "--output", metavar="DIR", help=f"Where to write.  [default: {FOLDER}]")
 @click.option("--force", is_flag=True, help="Overwrite what was edited by hand.")
+@click.option(
+    "--probe",
+    is_flag=True,
+    default=None,
+    help="The module checks on which machines its ranks are, and can time its links.",
+)
 def emit(
     op: str | None,
     topo: str | None,
@@ -74,7 +80,8 @@ def emit(
         option = "--size" if size else "--window"
         help = "sizes of attention have options of their own: --seq, --heads, ..."
         raise UserError("usage", f"{option} is an option of your own operators", help=help)
-    _emit_search(op, topo, {**split(options), "design": schedule}, name, output, force)
+    asked = {**split(options), "design": schedule, "probe": options["probe"]}
+    _emit_search(op, topo, asked, name, output, force)
 
 
 def _given(options: dict) -> dict:
@@ -91,6 +98,7 @@ def _emit_search(
     from mercurygen.cli.files import write_pair
     from mercurygen.cli.list_command import warn
     from mercurygen.cli.progress import Progress
+    from mercurygen.search.place import expected
 
     if name is not None:
         names.check_name(name)
@@ -101,6 +109,8 @@ def _emit_search(
         result = request.run(wanted, progress)
     comments = (names.command(wanted, name), *choice.because(result))
     best = replace(result.best.schedule, comments=comments)
+    if wanted.probe:
+        best = replace(best, expected=expected(wanted.topology, best))
     built = build(best, name)
     choice.agree(built.proved, result.best.cost)
     written = write_pair(Path(output or FOLDER), built.texts, force=force)

@@ -117,6 +117,8 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
         pairs = list(zip(levels, map(str, request.group), strict=True))
         value = ",".join(f"{level}={size}" for level, size in pairs)
         found.append(("--group", value, "_".join(["group", *map("".join, pairs)])))
+    if request.probe:
+        found.append(("--probe", "", "probed"))
     if request.tp > 1:
         found.append(("--tp", str(request.tp), f"tp{request.tp}"))
     return found

@@ -37,6 +37,7 @@ class Request:
         objective: "time", "memory" or "robust".
         memory_limit: bytes, or None for all of a GPU's.
         whole: whether to search all of the space.
+        probe: whether the module looks at the machine that it runs on.
     """
 
     operator: str
@@ -52,6 +53,7 @@ class Request:
     objective: str = "time"
     memory_limit: int | None = None
     whole: bool = False
+    probe: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ NOT_INTERPRETED = (
 ASIDE = {  # communicate beside `attention`: layout helpers and self-check
     *("make_mesh", "_level_group_count", "_new_group", "_from_all_ranks", "_all_gather"),
     *("unshard_sequence", "check_inputs", "_error", "_blind", "_self_check"),
+    *("check_placement", "probe"),
 }
 _PREFIXES = ("torch.distributed", "torch.ops._c10d", "torch.ops.c10d")
 _TYPES = {"torch.distributed.DeviceMesh"}

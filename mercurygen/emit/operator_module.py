@@ -128,7 +128,7 @@ def _sections(words: Words) -> list[str]:
             '    """One rank needs no mesh."""'
         ]
         if single
-        else [render("mesh", world=mesh.size), render("groups")]
+        else [render("mesh", world=mesh.size, placed=False), render("groups")]
     )
     sections = [("layout: what a rank holds of every tensor", [*above, layout])]
     texts = []

@@ -8,6 +8,7 @@ from typing import Literal
 from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.directives import Directive
+from mercurygen.schedule.expected import Expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Schedule:
         directives: in written order.
         comments: comment lines at the head of the file, without `# `.
         backward: of a module that is differentiable.
+        expected: what a module that checks it should find when it runs; None: it does not look.
     """
 
     operator: str
@@ -65,6 +67,7 @@ class Schedule:
     directives: tuple[Directive, ...]
     comments: tuple[str, ...] = ()
     backward: Backward | None = None
+    expected: Expected | None = None
 
     @property
     def links(self) -> tuple[Link, ...]:

@@ -19,6 +19,7 @@ from mercurygen.ir.problem import ATTENTION, DTYPES, MASKS, SIZES, Problem, Size
 from mercurygen.schedule.backward_text import BACKWARD, SAVED, parse_backward
 from mercurygen.schedule.directive_text import parse_directive
 from mercurygen.schedule.directives import listed
+from mercurygen.schedule.expected import EXPECT, parse_expected, show_expected
 from mercurygen.schedule.schedule import Schedule, Target
 
 LARGEST_FILE = 256 * 1024
@@ -75,6 +76,7 @@ def header_lines(schedule: Schedule) -> list[str]:
         "group " + " ".join(f"{level.level}={size}" for level, size in group),
         f"tp {schedule.tp}",
         f"mesh {show_mesh(schedule.mesh)}".rstrip(),
+        *([show_expected(schedule.expected)] if schedule.expected else []),
     ]
 
 
@@ -144,12 +146,15 @@ def parse(text: str, file: str = "<schedule>") -> Source:
         if code.strip():
             bodies.append(Line(file, line.number, code.rstrip()))
     header = _parse_header(bodies, file)
-    rest = bodies[len(HEADER) :]
+    rest, expected = bodies[len(HEADER) :], None
+    if rest and rest[0].ahead(EXPECT):
+        expected, rest = parse_expected(rest[0], header[-1]), rest[1:]
     at = next((i for i, line in enumerate(rest) if line.ahead(BACKWARD)), len(rest))
     backward, more = parse_backward(rest[at:], header[0]) if rest[at:] else (None, ())
     directives = tuple(map(parse_directive, rest[:at]))
     spans = (*(line.span() for line in rest[:at]), *more)
-    return Source(Schedule(*header, directives, tuple(comments), backward), spans)
+    schedule = Schedule(*header, directives, tuple(comments), backward, expected)
+    return Source(schedule, spans)
 
 
 def _check_text(text: str, file: str) -> None:

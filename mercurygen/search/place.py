@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
+
+from mercurygen.cost.links import Network
 from mercurygen.cost.topology import Topology
 from mercurygen.errors import UserError
 from mercurygen.ir.mesh import Link
-from mercurygen.schedule.schedule import Target
+from mercurygen.schedule.expected import Expected, rounded
+from mercurygen.schedule.schedule import Schedule, Target
 from mercurygen.schedule.text import check_group
+
+HOST = "node"  # the level that shipped topologies call so
+MOST_IN_A_HOST = 16  # GPUs; DGX-2
 
 
 def target(topology: Topology) -> Target:
@@ -57,6 +64,27 @@ def place(topology: Topology, group: tuple[int, ...] | None, tp: int) -> tuple[i
             help=f"with tp={tp}, legal {inner.name}: " + ", ".join(map(str, legal)),
         )
     return group
+
+
+def expected(topology: Topology, schedule: Schedule) -> Expected | None:
+    """What the ranks should find: machines, and the speeds that the cost model takes.
+
+    A level called `node` is a machine; a topology without one, of at most 16 GPUs, is one machine.
+    Of others (an NVLink domain over many trays) it is not known. One rank expects nothing.
+    """
+    group, mesh = schedule.group, schedule.mesh
+    if not mesh.dims:
+        return None
+    names = [level.name for level in topology.levels]
+    hosts = prod(group[: names.index(HOST) + 1]) if HOST in names else 1
+    known = HOST in names or topology.size <= MOST_IN_A_HOST
+    network = Network(topology, group, schedule.tp)
+    seconds = {
+        dim.name: max(each for _, each in network.price("shift", mesh, dim.name).seconds)
+        for dim in mesh.dims
+    }
+    speeds = tuple((name, rounded(1 / each)) for name, each in seconds.items())
+    return Expected(hosts if known else None, speeds)
 
 
 def _links(topology: Topology, sizes: list[int]) -> tuple[Link, ...]:

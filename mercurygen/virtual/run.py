@@ -72,6 +72,8 @@ def play(
     moves = schedule.backward is not None and schedule.backward.save == "outer"
     layout = schedule.problem.layout
     ranks = Ranks(text, operator, file, schedule.mesh.size, moves_lse=moves, layout=layout)
+    if schedule.expected is not None and schedule.expected.hosts is not None:
+        ranks.of_mesh["check"] = False  # virtual ranks share a machine
     if begun is not None:
         begun(ranks.stage)
     trials = OWN_TRIALS if isinstance(schedule.problem, Sizes) else TRIALS
@@ -121,6 +123,7 @@ class Ranks:
             for rank, double in zip(self.ranks, doubles, strict=True)
         ]
         self.meshes: list[Any] = [None] * count
+        self.of_mesh: dict[str, bool] = {}  # what `make_mesh` is given
         self.code = self._compile(text, file)
 
     def _compile(self, text: str, file: str) -> Any:
@@ -173,7 +176,7 @@ class Ranks:
                     raise self.own(rank, "layout", f"the module has no function `{name}`")
             if self.count == 1:
                 return
-            made = self.meshes[rank.number] = space["make_mesh"]()
+            made = self.meshes[rank.number] = space["make_mesh"](**self.of_mesh)
             sizes = isinstance(made, DeviceMesh) and zip(
                 made.mesh_dim_names or (), made.shape, strict=False
             )
