@@ -19,10 +19,13 @@ SHOWN = 10
 @click.argument("op", metavar="OP")
 @problem_options
 @click.option("--schedule", "design", metavar="NAME", help="Instances of this design only.")
+@click.option("--why", "wants_why", is_flag=True, help="What speaks for the choice, what against.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, for a program.")
-def search(op: str, topo: str | None, design: str | None, as_json: bool, **options) -> None:
+def search(
+    op: str, topo: str | None, design: str | None, wants_why: bool, as_json: bool, **options
+) -> None:
     """Rank the schedules of OP on a topology; write nothing."""
-    from mercurygen.cli import request
+    from mercurygen.cli import request, why
     from mercurygen.cli.list_command import warn
     from mercurygen.cli.progress import Progress
 
@@ -30,11 +33,14 @@ def search(op: str, topo: str | None, design: str | None, as_json: bool, **optio
     warn(wanted.topology)
     with Progress() as progress:
         result = request.run(wanted, progress)
+        reasons = why.find(wanted, result, progress) if wants_why else None
     if as_json:
         found = {"operator": op, "outside_validated_range": _outside(result), **result.to_dict()}
+        if reasons is not None:
+            found["why"] = reasons.to_dict()
         click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
-        click.echo("\n".join(_lines(result)))
+        click.echo("\n".join(why.lines(reasons) if reasons is not None else _lines(result)))
 
 
 def _outside(result: Result) -> str:

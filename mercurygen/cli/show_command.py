@@ -12,7 +12,9 @@ from mercurygen.errors import UserError, printable, shorten
 
 if TYPE_CHECKING:
     from mercurygen.ir.program import Program
+    from mercurygen.lower.plan import Plan
     from mercurygen.schedule.directives import Directive
+    from mercurygen.schedule.schedule import Schedule
 
 Step = tuple["Directive | None", "Program"]
 
@@ -73,14 +75,46 @@ def _find(after: str, every: list[Step]) -> int:
     )
 
 
-@click.command(short_help="Say in words what a schedule does.")
+@click.command(short_help="Say in words what a schedule does, and why it is the choice.")
 @click.argument("file", metavar="FILE")
-def explain(file: str) -> None:
-    """Say in words what a schedule does: who holds, computes and sends what, and when."""
-    from mercurygen.cli.build import plan_of
+@click.option(
+    "--why", "wants_why", is_flag=True, help="Search again: why it is chosen, what would change it."
+)
+@click.option("--topo", metavar="T", help="With --why: the topology, if it is not shipped.")
+@click.option("--json", "as_json", is_flag=True, help="With --why: for a program.")
+def explain(file: str, wants_why: bool, topo: str | None, as_json: bool) -> None:
+    """Say in words what a schedule does: who holds, computes and sends what, and when.
+
+    With --why the search is run again, also with links, sizes and memory otherwise: what the choice
+    is worth beside others, and what would change it.
+    """
+    from mercurygen.cli.build import plans_of
     from mercurygen.cli.explain import explain as words
     from mercurygen.cli.read import load
 
     loaded = load(Path(file))
-    schedule, _, plan = plan_of(loaded.schedule, loaded.spans)
-    click.echo(words(schedule, plan).rstrip("\n"))
+    forward, backward = plans_of(loaded.schedule, loaded.spans)
+    if wants_why:
+        _why(forward.schedule, tuple(x.plan for x in (forward, backward) if x), topo, as_json)
+        return
+    if topo is not None or as_json:
+        raise UserError("usage", f"{'--json' if as_json else '--topo'} without --why")
+    click.echo(words(forward.schedule, forward.plan).rstrip("\n"))
+
+
+def _why(schedule: Schedule, plans: tuple[Plan, ...], topo: str | None, as_json: bool) -> None:
+    import json
+
+    from mercurygen.cli import request, why
+    from mercurygen.cli.progress import Progress
+
+    wanted = why.of_file(schedule, plans, topo)
+    with Progress() as progress:
+        result = request.run(wanted, progress)
+        reasons = why.find(wanted, result, progress)
+    if as_json:
+        found = {**result.to_dict(), "why": reasons.to_dict()}
+        click.echo(json.dumps(found, indent=2, allow_nan=False))
+    else:
+        beside = why.of_another(result, schedule, plans)
+        click.echo("\n".join([*beside, *why.lines(reasons)]))

@@ -267,19 +267,30 @@ def distinct_ranks(plan: Plan) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
-def simulate(plan: Plan, network: Network, operator: Operator | None = None) -> Cost:
+Played = tuple[tuple[tuple[int, ...], Trace], ...]  # the ranks that do the same, and what
+
+
+def play(plan: Plan) -> Played:
+    """The traces of all ranks: they are the same on every machine."""
+    return tuple((tuple(r), trace(plan, r[0])) for r in distinct_ranks(plan).values())
+
+
+def simulate(
+    plan: Plan, network: Network, operator: Operator | None = None, played: Played | None = None
+) -> Cost:
     """What a plan costs, by the traces of all ranks.
 
     Args:
         plan: the plan.
         network: the links of its group.
         operator: whose lines the body is; torch's attention needs none.
+        played: what `play` gave for the plan, if it is priced several times.
     """
     mesh, kernels = plan.program.mesh, Kernels(plan, network.topology.gpu, operator)
     distinct: list[Run] = []
     by_rank: dict[int, Run] = {}
-    for ranks in distinct_ranks(plan).values():
-        distinct.append(Run(trace(plan, ranks[0]), kernels))
+    for ranks, events in played or play(plan):
+        distinct.append(Run(events, kernels))
         by_rank |= dict.fromkeys(ranks, distinct[-1])
     runs = [by_rank[rank] for rank in range(mesh.size)]
     run = _Simulation(network, mesh, runs)

@@ -10,7 +10,7 @@ from mercurygen.search.candidate import RESOLUTION, Candidate
 from mercurygen.search.result import Result
 from mercurygen.search.robust import Robustness
 
-_PARTS = {
+PARTS = {
     "compute": "computing on the busiest rank",
     "exposed": "waiting for transfers and other ranks",
     "copies": "copies and merges",
@@ -31,16 +31,16 @@ def why(result: Result, *, brief: bool = False) -> str:
     least = "needs the least memory" if result.objective == "memory" else "is the fastest"
     if best is not result.ranked[0]:
         least = f"is the simplest within {RESOLUTION:.0%} of the fastest"
-    figures = f"{_figures(best, result.objective)} by the model"
+    told = f"{figures(best, result.objective)} by the model"
     named = best.design and all(c.design == best.design for c in result.ranked)
     what = f"legal forms of {best.design}" if named else "legal schedules"
     if not rest:
         form = "form of the design" if named else "schedule"
-        return f"{label(best)} is the only legal {form} here: {figures}."
+        return f"{label(best)} is the only legal {form} here: {told}."
     slower = [c for c in rest if not _ties(result, best, c)]
     ties = len(rest) - len(slower)
     beside = f" ({_many(ties, 'other')} as good)" if ties else ""
-    sentences = [f"{label(best)} {least} of {result.counts.legal} {what}{beside}: {figures}."]
+    sentences = [f"{label(best)} {least} of {result.counts.legal} {what}{beside}: {told}."]
     if slower:
         sentences.append(f"The runner-up, {_against(result, best, slower[0])}.")
     others = [n.best for n in result.named if n.best and n.best in slower]
@@ -53,8 +53,8 @@ def why(result: Result, *, brief: bool = False) -> str:
         words = "; ".join(_against(result, best, c) for c in chosen)
         sentences.append(f"Of the other named designs, {words}.")
     if result.unemitted:
-        told = f"{label(result.unemitted)}: {_figures(result.unemitted, result.objective)}"
-        sentences.append(f"The model prefers one that no module is emitted for yet, {told}.")
+        other = f"{label(result.unemitted)}: {figures(result.unemitted, result.objective)}"
+        sentences.append(f"The model prefers one that no module is emitted for yet, {other}.")
     return " ".join(sentences)
 
 
@@ -65,13 +65,13 @@ def _robust(result: Result, found: Robustness) -> str:
     words = (
         f"{label(best.candidate)} loses at most {best.worst:.1%} to the best schedule of each of "
         f"{len(found.scenarios)} scenarios ({found.worst_of(best).name}), {least} "
-        f"{len(found.rows)} that were simulated in all: {_figures(best.candidate, 'time')} by the "
+        f"{len(found.rows)} that were simulated in all: {figures(best.candidate, 'time')} by the "
         "model as planned."
     )
     if fastest is None or fastest is best:
         return f"{words} It is the choice for time too."
     lost = f"loses up to {fastest.worst:.1%} ({found.worst_of(fastest).name})"
-    time = _ms(fastest.candidate.cost.time)
+    time = ms(fastest.candidate.cost.time)
     return f"{words} The choice for time, {label(fastest.candidate)}, takes {time} and {lost}."
 
 
@@ -128,9 +128,10 @@ def _queries(tensors: tuple[str, ...]) -> str:
     return f" {tensors[0]}" if tensors[0] == "q" else ""
 
 
-def _figures(candidate: Candidate, objective: str) -> str:
+def figures(candidate: Candidate, objective: str) -> str:
+    """Time and memory, what the objective asks for first."""
     cost = candidate.cost
-    time, memory = _ms(cost.time), _gib(cost.peak_memory)
+    time, memory = ms(cost.time), gib(cost.peak_memory)
     return f"{memory}, {time}" if objective == "memory" else f"{time}, {memory}"
 
 
@@ -138,18 +139,18 @@ def _against(result: Result, best: Candidate, other: Candidate) -> str:
     """By how much the other is behind, and where the difference is."""
     a, b = best.cost, other.cost
     if result.objective == "memory" and a.peak_memory != b.peak_memory:
-        more = _gib(b.peak_memory - a.peak_memory)
-        return f"{label(other)}, needs {more} more, and takes {_ms(b.time)}"
+        more = gib(b.peak_memory - a.peak_memory)
+        return f"{label(other)}, needs {more} more, and takes {ms(b.time)}"
     slower = b.time - a.time
     if round(slower, 12) == 0:
-        return f"{label(other)}, takes as long, with {_gib(b.peak_memory)}"
+        return f"{label(other)}, takes as long, with {gib(b.peak_memory)}"
     words = f"{label(other)}, takes {abs(slower) / a.time:.1%} {'more' if slower > 0 else 'less'}"
     return f"{words}: {', '.join([*_parts(a, b, slower), *_bytes(result, a, b)])}"
 
 
 def _parts(a: Cost, b: Cost, slower: float) -> list[str]:
     """The parts that move the total in its direction, by at least a tenth of the difference."""
-    moved = {part: getattr(b.times, part) - getattr(a.times, part) for part in _PARTS}
+    moved = {part: getattr(b.times, part) - getattr(a.times, part) for part in PARTS}
     told = [part for part in moved if moved[part] / slower >= 0.1]
     told.sort(key=lambda part: -abs(moved[part]))
     words = []
@@ -159,7 +160,7 @@ def _parts(a: Cost, b: Cost, slower: float) -> list[str]:
         if part == "compute" and theirs != ours:
             detail = f" (its busiest rank has {theirs} times the mean work, not {ours})"
         change = "more" if moved[part] > 0 else "less"
-        words.append(f"{_ms(abs(moved[part]))} {change} {_PARTS[part]}{detail}")
+        words.append(f"{ms(abs(moved[part]))} {change} {PARTS[part]}{detail}")
     return words
 
 
@@ -172,7 +173,7 @@ def _bytes(result: Result, a: Cost, b: Cost) -> list[str]:
     if ours.port == theirs.port:
         return []
     where = f"the busiest {slowest.link} port"
-    return [f"{_mib(theirs.port)} instead of {_mib(ours.port)} through {where}"]
+    return [f"{mib(theirs.port)} instead of {mib(ours.port)} through {where}"]
 
 
 def _slowest(result: Result) -> Level | None:
@@ -186,13 +187,16 @@ def _slowest(result: Result) -> Level | None:
     return min(spanned, key=rate, default=None)
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
+    """Milliseconds, or seconds, with three digits."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.3g} GiB" if nbytes >= 2**30 else _mib(nbytes)
+def gib(nbytes: float) -> str:
+    """Gibibytes with three digits, or mebibytes."""
+    return f"{nbytes / 2**30:.3g} GiB" if nbytes >= 2**30 else mib(nbytes)
 
 
-def _mib(nbytes: float) -> str:
+def mib(nbytes: float) -> str:
+    """Mebibytes with four digits."""
     return f"{nbytes / 2**20:.4g} MiB"
