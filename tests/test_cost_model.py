@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import pytest
 from mercurygen.cost import validated
 from mercurygen.cost.links import Network, regime
 from mercurygen.cost.simulate import simulate
+from mercurygen.cost.topology import Topology
 from mercurygen.errors import UserError
 from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.operators import load
+from mercurygen.search.search import search
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -303,34 +306,57 @@ def test_the_range_is_that_of_the_rows() -> None:
 
 # --- field report B59 ---------------------------------------------------------------------------
 
-
-def share_of_local(design: str, problem: Problem) -> float:
-    """Time of a rank's part of the work on one GPU, of the time on 8 H800."""
-    times = {}
-    for name, gpus in (("local", 1), (design, 8)):
-        topology = machines.machine("H800", gpus, 1)
-        found = named.named(name, 1, gpus, "zigzag" if gpus > 1 else "contiguous", 1, 1)
-        part = problem if gpus > 1 else Problem(**fields(problem) | {"seq": problem.seq // 8})
-        (plan,) = named.plans(found, part, "zigzag" if gpus > 1 else "contiguous", "fwd")
-        network = Network(topology, tuple(level.size for level in topology.levels))
-        times[name] = simulate(plan, network, load("attention")).time
-    return 8 * times["local"] / times[design]  # 8 times the tokens: 64 times the work on 8 ranks
+# Iterations a second of a forward on 8 H800: 8192 tokens and 5 heads a GPU, causal, head size 128.
+# The figures that were promised: zhuzilin/ring-flash-attention README.md, when its benchmark was
+# benchmark_qkvpacked_func.py; those that somebody got: its issue 55, of the same script.
+PROMISED = {"local": 2418.4, "contiguous": 208.0, "zigzag": 283.0, "striped": 259.6}
+REPORTED = {"local": 2470.3, "contiguous": 143.8, "zigzag": 170.6, "striped": 185.6}
+SLOW_HOST = 180e-6  # s for a message: that of the report's zigzag ring, which is bound by its host
 
 
-def fields(problem: Problem) -> dict:
-    """Of a problem."""
-    return {name: getattr(problem, name) for name in Problem.__slots__}
+def iterations(topology: Topology, ring: str, order: str, problem: Problem) -> float:
+    """Calls a second: of one GPU's part alone (`local`), or of a design."""
+    network = Network(topology, tuple(level.size for level in topology.levels))
+    found = named.named(ring, 1, network.size, order, 1, 1)
+    (plan,) = named.plans(found, problem, order, "fwd")
+    return 1 / simulate(plan, network, load("attention")).time
 
 
-def test_b59_short_work_gets_half_the_promised_speed_and_another_schedule() -> None:
-    """A ring keeps 0.93 of the kernel's speed with 32 heads of 8192 tokens a rank.
+def h800(host: float | None = None, gpus: int = 8) -> Topology:
+    """H800, with another time of the host for a message."""
+    found = machines.machine("H800", gpus, 1)
+    return found if host is None else replace(found, gpu=replace(found.gpu, host_transfer=host))
 
-    With shorter tiles the host that posts the messages takes longer than the kernels: less than
-    half is left, and gathering the keys at once, in one call, is the better schedule. The report's
-    own 5 heads of 8192 tokens a rank are not bound by the host here: that case is not reproduced.
+
+def test_b59_the_promise_is_predicted_and_so_is_the_report_by_its_host() -> None:
+    """Promise and report are of the same shape and kernel, so the shape is not the reason.
+
+    The model has the promise within 3 % in all four figures. In the report the three rings take
+    about as long as one another, though one of them has half of the work more: none waits for its
+    kernels. One number, what that host takes for a message, gives all three within 16 %.
     """
-    promised = share_of_local("ring", Problem(seq=65536, heads=32, kv_heads=8))
-    short = Problem(seq=16384, heads=5, kv_heads=5)
-    ring, gathered = (share_of_local(name, short) for name in ("ring", "allgather-kv"))
-    assert ring < 0.55 * promised
-    assert gathered > 1.5 * ring
+    whole = Problem(seq=65536, heads=5, kv_heads=5)
+    alone = iterations(h800(gpus=1), "local", "contiguous", replace(whole, seq=8192))
+    assert abs(alone / PROMISED["local"] - 1) < 0.03 and abs(alone / REPORTED["local"] - 1) < 0.05
+    for order in ("contiguous", "zigzag", "striped"):
+        fast = iterations(h800(), "ring", order, whole)
+        slow = iterations(h800(SLOW_HOST), "ring", order, whole)
+        assert abs(fast / PROMISED[order] - 1) < 0.03, (order, fast)
+        assert abs(slow / REPORTED[order] - 1) < 0.16, (order, slow)
+        if order == "zigzag":
+            assert 8 * slow / alone < 0.59 and 8 * fast / alone > 0.93
+
+
+def test_b59_another_schedule_where_the_host_is_slow() -> None:
+    """On the promise's host the ring is the choice; on the report's one that starts less at once.
+
+    Shorter work is bound by any host: there gathering the keys in one call is the better way.
+    """
+    whole = Problem(seq=65536, heads=5, kv_heads=5)
+    assert search("attention", whole, h800()).best.design == "ring"
+    slow = search("attention", whole, h800(SLOW_HOST))
+    ring = next(one.best for one in slow.named if one.name == "ring")
+    assert slow.best.design is None and slow.best.cost.time < 0.75 * ring.cost.time
+    short = replace(whole, seq=16384)
+    rates = [iterations(h800(), name, "zigzag", short) for name in ("ring", "allgather-kv")]
+    assert rates[1] > 1.5 * rates[0]
