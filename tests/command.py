@@ -16,6 +16,7 @@ import mercurygen
 from mercurygen.cli.main import main
 
 ROOT = Path(mercurygen.__file__).parent.parent
+os.environ["MERCURYGEN_CACHE"] = ""  # tests work everything out, and leave nothing behind
 
 # Small enough for a proof in milliseconds; a ring around two ranks inside two.
 UNIFIED = """# a comment

@@ -10,6 +10,7 @@ import click
 from mercurygen.cli.options import problem_options, split
 
 if TYPE_CHECKING:
+    from mercurygen.cli.request import Request
     from mercurygen.search.result import Candidate, Result
 
 SHOWN = 10
@@ -21,26 +22,45 @@ SHOWN = 10
 @click.option("--schedule", "design", metavar="NAME", help="Instances of this design only.")
 @click.option("--why", "wants_why", is_flag=True, help="What speaks for the choice, what against.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, for a program.")
+@click.option("--no-cache", is_flag=True, help="Work it out anew, and keep nothing.")
 def search(
-    op: str, topo: str | None, design: str | None, wants_why: bool, as_json: bool, **options
+    op: str,
+    topo: str | None,
+    design: str | None,
+    wants_why: bool,
+    as_json: bool,
+    no_cache: bool,
+    **options,
 ) -> None:
-    """Rank the schedules of OP on a topology; write nothing."""
-    from mercurygen.cli import request, why
+    """Rank the schedules of OP on a topology; write nothing but a kept answer of a long search."""
+    from mercurygen.cli import request, store
     from mercurygen.cli.list_command import warn
-    from mercurygen.cli.progress import Progress
 
     wanted = request.make(op, topo, {**split(options), "design": design})
     warn(wanted.topology)
+
+    def work() -> str:
+        return _answer(wanted, wants_why, as_json)
+
+    asked = "search", wanted, (wants_why, as_json)
+    click.echo(work() if no_cache else store.answer(*asked, work))
+
+
+def _answer(wanted: Request, wants_why: bool, as_json: bool) -> str:
+    """What is printed."""
+    from mercurygen.cli import request, why
+    from mercurygen.cli.progress import Progress
+
     with Progress() as progress:
         result = request.run(wanted, progress)
         reasons = why.find(wanted, result, progress) if wants_why else None
     if as_json:
-        found = {"operator": op, "outside_validated_range": _outside(result), **result.to_dict()}
+        found = {"operator": wanted.operator, "outside_validated_range": _outside(result)}
+        found |= result.to_dict()
         if reasons is not None:
             found["why"] = reasons.to_dict()
-        click.echo(json.dumps(found, indent=2, allow_nan=False))
-    else:
-        click.echo("\n".join(why.lines(reasons) if reasons is not None else _lines(result)))
+        return json.dumps(found, indent=2, allow_nan=False)
+    return "\n".join(why.lines(reasons) if reasons is not None else _lines(result))
 
 
 def _outside(result: Result) -> str:

@@ -82,7 +82,8 @@ def _find(after: str, every: list[Step]) -> int:
 )
 @click.option("--topo", metavar="T", help="With --why: the topology, if it is not shipped.")
 @click.option("--json", "as_json", is_flag=True, help="With --why: for a program.")
-def explain(file: str, wants_why: bool, topo: str | None, as_json: bool) -> None:
+@click.option("--no-cache", is_flag=True, help="With --why: work it out anew, keep nothing.")
+def explain(file: str, wants_why: bool, topo: str | None, as_json: bool, no_cache: bool) -> None:
     """Say in words what a schedule does: who holds, computes and sends what, and when.
 
     With --why the search is run again, also with links, sizes and memory otherwise: what the choice
@@ -95,26 +96,36 @@ def explain(file: str, wants_why: bool, topo: str | None, as_json: bool) -> None
     loaded = load(Path(file))
     forward, backward = plans_of(loaded.schedule, loaded.spans)
     if wants_why:
-        _why(forward.schedule, tuple(x.plan for x in (forward, backward) if x), topo, as_json)
+        plans = tuple(x.plan for x in (forward, backward) if x)
+        click.echo(_why(forward.schedule, plans, topo, as_json, no_cache))
         return
-    if topo is not None or as_json:
-        raise UserError("usage", f"{'--json' if as_json else '--topo'} without --why")
+    given = {"--topo": topo, "--json": as_json, "--no-cache": no_cache}
+    for option in (option for option, value in given.items() if value):
+        raise UserError("usage", f"{option} without --why")
     click.echo(words(forward.schedule, forward.plan).rstrip("\n"))
 
 
-def _why(schedule: Schedule, plans: tuple[Plan, ...], topo: str | None, as_json: bool) -> None:
+def _why(
+    schedule: Schedule, plans: tuple[Plan, ...], topo: str | None, as_json: bool, no_cache: bool
+) -> str:
+    """What `explain --why` prints."""
     import json
 
-    from mercurygen.cli import request, why
+    from mercurygen.cli import request, store, why
     from mercurygen.cli.progress import Progress
+    from mercurygen.schedule.text import show as text_of
 
     wanted = why.of_file(schedule, plans, topo)
-    with Progress() as progress:
-        result = request.run(wanted, progress)
-        reasons = why.find(wanted, result, progress)
-    if as_json:
-        found = {**result.to_dict(), "why": reasons.to_dict()}
-        click.echo(json.dumps(found, indent=2, allow_nan=False))
-    else:
+
+    def work() -> str:
+        with Progress() as progress:
+            result = request.run(wanted, progress)
+            reasons = why.find(wanted, result, progress)
+        if as_json:
+            found = {**result.to_dict(), "why": reasons.to_dict()}
+            return json.dumps(found, indent=2, allow_nan=False)
         beside = why.of_another(result, schedule, plans)
-        click.echo("\n".join([*beside, *why.lines(reasons)]))
+        return "\n".join([*beside, *why.lines(reasons)])
+
+    asked = "explain", wanted, (text_of(schedule), as_json)
+    return work() if no_cache else store.answer(*asked, work)
