@@ -132,7 +132,7 @@ def test_what_cannot_win_is_not_priced(found: Result) -> None:
     others = [row.candidate for row in found.robustness.rows] + list(found.ranked)
     others = sorted({c.text: c for c in others}.values(), key=lambda c: c.key("time"))
     slow = Network(found.robustness.scenarios[1].topology, found.group)
-    every = sorted(others, key=lambda c: robust._time(c, slow, robust.closed.cost))
+    every = sorted(others, key=lambda c: robust.time_of(c, slow, robust.closed.cost))
     some = robust._first(others, slow, lambda c: c.number % 2 == 0)
     assert some and some == [c for c in every if c.number % 2 == 0][: robust.FIRST]
 

@@ -130,16 +130,37 @@ def _diff(old: str, new: str) -> tuple[str, ...]:
 def _orphans(folder: Path, schedules: set[str]) -> list[Finding]:
     """Modules of mercurygen without their schedule."""
     from mercurygen.cli.files import read_text, shown, state
+    from mercurygen.emit.envelope import HEADING
 
     found = []
     for path in sorted(folder.glob("*.py")):
         if path.stem in schedules or not path.is_file():
             continue
         try:
-            foreign = state(read_text(path)) == "foreign"
+            text = read_text(path)
         except UserError:
             continue
-        if not foreign:
+        if state(text) == "foreign":
+            continue
+        if HEADING in text:
+            found += _chooser(path, text)
+        else:
             fix = f"rm {shown(path)}, or bring back {shown(path.with_suffix('.sched'))}"
             found.append(Finding(path, "orphaned: its schedule is not there", fix))
     return found
+
+
+def _chooser(path: Path, text: str) -> list[Finding]:
+    """What is wrong with a module that chooses among the schedules of a set."""
+    from mercurygen.cli import envelope
+    from mercurygen.cli.files import shown
+
+    again = f"{text.split(chr(10))[1].removeprefix('#').strip()} -o {shown(path.parent)}"
+    try:
+        want = envelope.again(path)
+    except UserError as error:
+        if error.slug == "proof-failed":
+            raise
+        return [Finding(path, error.render(), again)]
+    finding = _module(path, text, want or "", again)
+    return [finding] if finding else []

@@ -46,8 +46,12 @@ def found(result: Result, built: Built, written: Sequence[Written]) -> str:
 
 def because(result: Result) -> list[str]:
     """Why, as comments of the schedule, which the module's docstring repeats."""
-    lines = wrap(why(result, brief=True), WIDTH - len(f"# {WHY}"), break_on_hyphens=False)
-    return [WHY + line for line in lines]
+    return commented(why(result, brief=True))
+
+
+def commented(text: str) -> list[str]:
+    """A reason as comments of a schedule."""
+    return [WHY + line for line in wrap(text, WIDTH - len(f"# {WHY}"), break_on_hyphens=False)]
 
 
 def given(built: Built, priced: tuple[Cost, Topology] | None, written: Sequence[Written]) -> str:

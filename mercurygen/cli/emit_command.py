@@ -38,6 +38,12 @@ FOLDER = "generated"
     default=None,
     help="The module checks on which machines its ranks are, and can time its links.",
 )
+@click.option(
+    "--envelope",
+    is_flag=True,
+    default=None,
+    help="The fast, the robust and the lean schedule, and a module that chooses among them.",
+)
 def emit(
     op: str | None,
     topo: str | None,
@@ -80,7 +86,8 @@ def emit(
         option = "--size" if size else "--window"
         help = "sizes of attention have options of their own: --seq, --heads, ..."
         raise UserError("usage", f"{option} is an option of your own operators", help=help)
-    asked = {**split(options), "design": schedule, "probe": options["probe"]}
+    asked = {**split(options), "design": schedule}
+    asked |= {key: options[key] for key in ("probe", "envelope")}
     _emit_search(op, topo, asked, name, output, force)
 
 
@@ -105,6 +112,13 @@ def _emit_search(
     wanted = request.make(op, topo, options)
     warn(wanted.topology)
     name = name or names.default_name(wanted)
+    if wanted.envelope:
+        from mercurygen.cli import envelope
+
+        with Progress() as progress:
+            said = envelope.emit(wanted, name, Path(output or FOLDER), progress, force=force)
+        click.echo(said)
+        return
     with Progress() as progress:
         result = request.run(wanted, progress)
     comments = (names.command(wanted, name), *choice.because(result))

@@ -89,11 +89,18 @@ def state(module: str) -> State:
 def write_pair(
     folder: Path, texts: dict[str, str], *, force: bool = False, source: Path | None = None
 ) -> list[Written]:
-    """Write a schedule and its module into a folder: all of them, or none.
+    """Write a schedule and its module into a folder: both, or none; see `write_set`."""
+    return write_set(folder, [texts], force=force, source=source)
+
+
+def write_set(
+    folder: Path, sets: list[dict[str, str]], *, force: bool = False, source: Path | None = None
+) -> list[Written]:
+    """Write schedules and modules into a folder: all of them, or none.
 
     Args:
         folder: made if there is none.
-        texts: name of a file -> its text, `NAME.sched` and `NAME.py`.
+        sets: name of a file -> its text, of each module: `NAME.sched` and `NAME.py`, or one.
         force: overwrite what a person has edited.
         source: the schedule that the user gave, which may be overwritten by its normal form.
 
@@ -103,13 +110,12 @@ def write_pair(
     made: list[Path] = []
     try:
         made = _make_folder(folder)
-        changed = {}
-        for name, text in texts.items():
-            old = _old_text(folder / name)
-            if old != text:
-                changed[name] = text
-        if not force:
-            _protect(folder, changed, source)
+        changed: dict[str, str] = {}
+        for texts in sets:
+            new = {name: x for name, x in texts.items() if _old_text(folder / name) != x}
+            if not force:
+                _protect(folder, new, source)
+            changed |= new
         _replace(folder, changed)
     except (OSError, ValueError) as error:
         _remove_folders(made)
@@ -121,7 +127,7 @@ def write_pair(
     except UserError:
         _remove_folders(made)
         raise
-    return [Written(folder / name, name in changed) for name in texts]
+    return [Written(folder / name, name in changed) for texts in sets for name in texts]
 
 
 def _make_folder(folder: Path) -> list[Path]:

@@ -119,6 +119,8 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
         found.append(("--group", value, "_".join(["group", *map("".join, pairs)])))
     if request.probe:
         found.append(("--probe", "", "probed"))
+    if request.envelope:
+        found.append(("--envelope", "", "envelope"))
     if request.tp > 1:
         found.append(("--tp", str(request.tp), f"tp{request.tp}"))
     return found

@@ -94,7 +94,18 @@ def _topology(topo: str | None) -> Topology:
 
 _ATTENTIONS = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim"),
-    *("layout", "order", "kernel", "objective", "memory_limit", "tp", "whole", "schedule", "probe"),
+    *(
+        "layout",
+        "order",
+        "kernel",
+        "objective",
+        "memory_limit",
+        "tp",
+        "whole",
+        "schedule",
+        "probe",
+        "envelope",
+    ),
 )
 
 

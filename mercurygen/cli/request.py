@@ -38,6 +38,7 @@ class Request:
         memory_limit: bytes, or None for all of a GPU's.
         whole: whether to search all of the space.
         probe: whether the module looks at the machine that it runs on.
+        envelope: whether a set is wanted: the fast, the robust and the lean schedule.
     """
 
     operator: str
@@ -54,6 +55,7 @@ class Request:
     memory_limit: int | None = None
     whole: bool = False
     probe: bool = False
+    envelope: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -53,6 +53,12 @@ def _verify(path: Path, run: bool, timeout: float | None) -> None:
     from mercurygen.cli.build import build, check_call_sites
     from mercurygen.cli.read import load
 
+    if path.suffix == ".py" and (schedules := _set(path)):
+        for schedule in schedules:
+            module = schedule.with_suffix(".py")
+            click.echo(str(module))
+            _verify(module, run, timeout)
+        return
     loaded = load(path)
     name = names.check_name(loaded.name, "call it {}" + path.suffix)
     built = build(loaded.schedule, name, spans=loaded.spans)
@@ -73,6 +79,30 @@ def _verify(path: Path, run: bool, timeout: float | None) -> None:
         _say("ranks", "not run")
         return
     _run(loaded, built, timeout)
+
+
+def _set(path: Path) -> list[Path]:
+    """The schedules among which a module chooses, if it does: its text must be as emitted.
+
+    Raises:
+        UserError: `text-mismatch` (exit code 1), `not-an-envelope`, what refuses a schedule.
+    """
+    from mercurygen.cli import envelope, words
+    from mercurygen.cli.files import read_text, shown
+
+    schedules = envelope.members(path)
+    if not schedules:
+        return []
+    if envelope.again(path) != read_text(path):
+        raise UserError(
+            "text-mismatch",
+            f"{shown(path)} is not what its schedules make",
+            help="it is compared, not run: `mercurygen check` says how to mend it",
+            exit_code=1,
+        )
+    said = words.plural(len(schedules), "schedule")
+    _say("text", f"as this version emits it; it chooses among {said}, verified one by one:")
+    return schedules
 
 
 def _bytes(proved: Proved) -> str:

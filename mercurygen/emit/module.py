@@ -98,11 +98,11 @@ def emit(
     refusal = refuse(plan, operator, backward)
     if refusal is not None:
         raise refusal.error()
-    expected = schedule.expected
+    expected, command = schedule.expected, f"mercurygen emit --schedule {name}.sched"
     if plan.program.kernel == OWN_BODY and operator is not None:
         if expected is not None:
             raise _refused("`expect` of a user's operator").error()
-        return _signed(_long(_format(operator_module.text(schedule, plan, operator))), name)
+        return signed(_long(format_text(operator_module.text(schedule, plan, operator))), command)
     both = None if backward is None else Both(plan, backward)
     layout = schedule.problem.layout
     known = "\n".join([outside.constants(plan, layout), *expects.constants(expected)])
@@ -110,7 +110,7 @@ def emit(
     code = "\n\n\n".join([*first, *_sections(plan, both, layout, expected)])
     doc = f'"""{header.docstring(schedule, plan, both)}"""'
     text = "\n\n".join([doc, _imports(code), code]) + "\n"
-    return _signed(_format(text), name)
+    return signed(format_text(text), command)
 
 
 def _long(body: str) -> str:
@@ -122,12 +122,12 @@ def _long(body: str) -> str:
     return body.replace(start, f"\n\n{note}\n{start}", 1)
 
 
-def _signed(body: str, name: str) -> str:
-    """A formatted body below its first lines."""
+def signed(body: str, command: str) -> str:
+    """A formatted body below its first lines; command: that writes it."""
     return "\n".join(
         [
             FIRST_LINE,
-            f"#   mercurygen emit --schedule {name}.sched",
+            f"#   {command}",
             f"{DIGEST_PREFIX}{digest(body)}",
             body,
         ]
@@ -226,7 +226,8 @@ def split_digest(text: str) -> tuple[str | None, str]:
     return lines[2].removeprefix(DIGEST_PREFIX), lines[3]
 
 
-def _format(text: str) -> str:
+def format_text(text: str) -> str:
+    """As the pinned black has it."""
     import black  # slow to import, and only needed here
 
     mode = black.Mode(line_length=LINE_LENGTH, target_versions={black.TargetVersion.PY310})

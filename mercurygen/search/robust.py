@@ -122,7 +122,7 @@ def weigh(
             chosen.setdefault(candidate.schedule, candidate)
     times: list[tuple[float, ...]] = []
     for done, candidate in enumerate(chosen.values(), 1):
-        times.append(tuple(round(_time(candidate, each, simulate), 12) for each in networks))
+        times.append(tuple(round(time_of(candidate, each), 12) for each in networks))
         if progress is not None:
             progress("schedules simulated in all scenarios", done, len(chosen))
     return table(cases, list(chosen.values()), times)
@@ -165,13 +165,15 @@ def _first(
     for place, candidate in enumerate(others):
         if len(found) == FIRST and candidate.closed.time > found[-1][0]:
             break
-        time = _time(candidate, network, closed.cost)
+        time = time_of(candidate, network, closed.cost)
         if (len(found) < FIRST or time < found[-1][0]) and has_module(candidate):
             found = sorted([*found, (time, place, candidate)], key=lambda x: x[:2])[:FIRST]
     return [candidate for _, _, candidate in found]
 
 
-def _time(candidate: Candidate, network: Network, price: Callable[[Plan, Network], Cost]) -> float:
+def time_of(
+    candidate: Candidate, network: Network, price: Callable[[Plan, Network], Cost] = simulate
+) -> float:
     """Seconds of a schedule on a network, forward and backward if it has both."""
     cost = price(candidate.plan, network)
     if candidate.gradient is not None:
