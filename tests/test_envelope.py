@@ -57,7 +57,7 @@ def test_what_is_wrong_with_a_set(made: Path, tmp_path: Path) -> None:
         return finding.what
 
     assert not _orphans(made, set(NAMES[1:]))
-    edited = copied("why = []", "why = list()")
+    edited = copied("most = ALIKE", "most = 2 * ALIKE")
     assert wrong(edited).startswith("edited by hand")
     run("verify", "--no-run", edited / "three.py").refused("text-mismatch", code=1)
     (edited / "three_fast.sched").unlink()
@@ -79,6 +79,9 @@ def test_one_schedule_is_written_once(tmp_path: Path) -> None:
         assert "chooses among 1 schedule," in out and "one_fast.py" in out and "proved" in out
         run("emit", *ASKED, "--order", "any").refused("usage", "--order any")
         run("emit", *ASKED, "--objective", "memory").refused("usage", "--objective")
+        run("emit", *ASKED, "--probe").refused("usage", "--probe")
+        for option in ("--probe", "--envelope"):
+            run("emit", *ASKED[:4], "socket=1,gpu=1", option).refused("usage", "of one rank")
 
 
 # --- the choice -------------------------------------------------------------------------------
@@ -108,6 +111,8 @@ def choices(rank: int, world: int, where: str) -> dict[str, tuple[str, str]]:
         "no memory": ((q, k, k), {"free": 1e12 if rank else 1.0}),
         "few heads, little memory": ((few, few, few), {"free": 1.0}),
         "odd": ((odd, odd, odd), {}),
+        "one has slow sockets": ((q, k, k), {"speeds": {"socket": 0.5 if rank == 2 else 1.0}}),
+        "no level": ((q, k, k), {"speeds": {"rack": 0.5}}),
         "ranks differ": ((q[:, rank:], k[:, rank:], k[:, rank:]), {}),
     }
     said = {}
@@ -131,9 +136,11 @@ def test_choices(made: Path) -> None:
     assert all(other == said for other in others)
     name = {case: chosen for case, (chosen, _) in said.items()}
     why = {case: words for case, (_, words) in said.items()}
-    assert name["as planned"] == "fast" and "128.5 ms" in why["as planned"]
-    assert name["slow sockets"] == "robust" and "129.2 ms" in why["slow sockets"]
-    assert name["measured"] in NAMES[2] and "ms by the model" in why["measured"]
+    assert name["as planned"] == "fast" and "fast 128.5, robust 128.6" in why["as planned"]
+    assert name["slow sockets"] == "robust" and "fast 144.8, robust 129.2" in why["slow sockets"]
+    assert said["one has slow sockets"] == said["slow sockets"]
+    assert "must be of ('socket', 'gpu')" in why["no level"]
+    assert name["measured"] in NAMES[2] and "ms, by the model" in why["measured"]
     assert name["little memory"] == "lean" and "not fast: it needs" in why["little memory"]
     for case in ("no memory", "few heads, little memory", "odd", "ranks differ"):
         assert name[case] == "error", case

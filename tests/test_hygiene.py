@@ -41,7 +41,7 @@ LONGER_TEMPLATES = {
     "operator_layout.py.j2": 100,
     "operator_self_check.py.j2": 60,
     "operator_land.py.j2": 45,
-    "envelope.py.j2": 170,  # a module of its own
+    "envelope.py.j2": 180,  # a module of its own
     # The Triton kernels: signatures take a line for each argument.
     "triton_block.py.j2": 115,
     "triton_block_backward.py.j2": 90,

@@ -99,6 +99,7 @@ def _emit_search(
     op: str, topo: str | None, options: dict, name: str | None, output: str | None, force: bool
 ) -> None:
     from dataclasses import replace
+    from math import prod
 
     from mercurygen.cli import choice, names, request
     from mercurygen.cli.build import build
@@ -112,6 +113,9 @@ def _emit_search(
     wanted = request.make(op, topo, options)
     warn(wanted.topology)
     name = name or names.default_name(wanted)
+    if wanted.probe and prod(wanted.sizes) == 1:
+        help = "one rank has no links, and is where it is: leave the option out"
+        raise UserError("usage", "--probe of one rank", help=help)
     if wanted.envelope:
         from mercurygen.cli import envelope
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from mercurygen.cli import choice, names, request
@@ -58,6 +59,12 @@ def _check(wanted: Request) -> None:
     if wanted.objective != "time":
         help = "the set has the best for time, for memory and for robustness"
         raise UserError("usage", "--objective beside --envelope", help=help)
+    if wanted.probe:
+        help = "the modules of a set look at their machine anyway"
+        raise UserError("usage", "--probe beside --envelope", help=help)
+    if prod(wanted.sizes) == 1:
+        help = "one rank has no links to choose by: emit the schedule that you want"
+        raise UserError("usage", "--envelope of one rank", help=help)
     if wanted.order == "any":
         help = "the caller's tokens lie alike for all of the set: name one order"
         raise UserError("usage", "--order any beside --envelope", help=help)

@@ -25,6 +25,7 @@ ROLES = {  # in the order in which they are tried where their times are alike
     "robust": "the least worst regret where links are not as planned",
     "lean": "the least memory",
 }
+ALIKE = 1.01  # of times that the search takes for the same, too
 HEADING = "Schedules of this set, ms a call by the model"
 _AXES = {"q": "HD", "k": "KD", "v": "KE"}
 _LINE = re.compile(
@@ -96,6 +97,7 @@ def text(envelope: Envelope, facts: Sequence[Facts]) -> str:
     }
     b, s, h = outside.places(problem.layout)
     roles = [member.role for member in envelope.members]
+    levels = tuple(level for level, _ in envelope.members[0].slow)
     members = zip(envelope.members, facts, strict=True)
     body = render(
         "envelope",
@@ -103,6 +105,9 @@ def text(envelope: Envelope, facts: Sequence[Facts]) -> str:
         imports="\n".join(sorted(f"import {envelope.name}_{x} as {x}" for x in roles)),
         world=ranks,
         sizes=repr(sizes).replace("'", '"'),
+        alike=ALIKE,
+        levels=str(levels).replace("'", '"'),
+        count=2 * (len(sizes) + 1) + 1 + len(levels),
         itemsize=DTYPES[problem.dtype],
         placed=placed(facts[0].schedule.expected),
         shapes=f"q.shape[{b}], q.shape[{s}], q.shape[{h}], k.shape[{h}], q.shape[3], v.shape[3]",
