@@ -144,7 +144,7 @@ LINES = {
     ),
     "twice as many": (
         "gpu=8 NVLink 300GB/s\ngroup node=2 gpu=2",
-        "gpu=128 NVLink 300GB/s\ngroup node=2 gpu=128",
+        "gpu=1024 NVLink 300GB/s\ngroup node=2 gpu=1024",
         "too-many-ranks",
     ),
     "many levels": (

@@ -31,6 +31,7 @@ def test_shipped_names() -> None:
     wanted = {*("a100x8", "a100x16", "a100x32", "a800x8", "a100-pcie-x8", "mi300x8"), *RANKED}
     wanted |= {"h100x8", "h100x16", "h100x64", "h100-pcie-x8", "h800x8", "h200x8", "l20x8", "l40x8"}
     wanted |= {"b200x8", "b200x16", "b200x64", "gb200x72", "gb200x144", "racks-h100x128"}
+    wanted |= {"h100x1024", "pods-h100x4096"}
     assert topology.shipped() == tuple(sorted(wanted))
 
 

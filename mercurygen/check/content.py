@@ -151,20 +151,32 @@ def _picked(lengths: tuple[int, ...], wanted: tuple[tuple[int, ...], ...]) -> tu
 
 def take(content: Content, wanted: tuple[tuple[int, ...], ...]) -> Content:
     """The part at some places along every axis."""
-    region = tuple(
-        tuple(atoms[i] for i in places)
-        for atoms, places in zip(content.region, wanted, strict=True)
-    )
+    lengths = tuple(map(len, content.region))
+    if wanted == _everything(lengths):
+        return content
+    region = _at(content.region, wanted)
     seen = content.seen
     if seen is not None:
-        numbers = _picked(tuple(map(len, content.region)), wanted)
-        seen = tuple(seen[i] for i in numbers)
-    return replace(content, region=region, seen=seen)
+        seen = tuple([seen[i] for i in _picked(lengths, wanted)])
+    return Content(content.tensor, content.axes, region, seen)
+
+
+@lru_cache(maxsize=65536)
+def _everything(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """All places along every axis."""
+    return tuple(tuple(range(length)) for length in lengths)
+
+
+def _at(region: Region, wanted: tuple[tuple[int, ...], ...]) -> Region:
+    """The atoms at some places along every axis."""
+    return tuple(
+        [tuple([atoms[i] for i in places]) for atoms, places in zip(region, wanted, strict=True)]
+    )
 
 
 def places_of(content: Content, cuts: Cuts) -> tuple[tuple[int, ...], ...]:
     """The places that some cuts leave along every axis."""
-    found = [tuple(range(len(atoms))) for atoms in content.region]
+    found = list(_everything(tuple(map(len, content.region))))
     for axis, start, stop in cuts:
         if axis not in content.axes:
             continue
@@ -177,10 +189,7 @@ def places_of(content: Content, cuts: Cuts) -> tuple[tuple[int, ...], ...]:
 
 def put(content: Content, part: Content, wanted: tuple[tuple[int, ...], ...]) -> Content:
     """A content with a part of it written anew."""
-    region = tuple(
-        tuple(atoms[i] for i in places)
-        for atoms, places in zip(content.region, wanted, strict=True)
-    )
+    region = _at(content.region, wanted)
     if part.region != region or part.tensor != content.tensor:
         raise Unknown(f"{part} is put where {replace(content, region=region)} belongs")
     if content.seen is None or part.seen is None:
@@ -189,7 +198,7 @@ def put(content: Content, part: Content, wanted: tuple[tuple[int, ...], ...]) ->
     numbers = _picked(tuple(map(len, content.region)), wanted)
     for number, cell in zip(numbers, part.seen, strict=True):
         seen[number] = cell
-    return replace(content, seen=tuple(seen))
+    return Content(content.tensor, content.axes, content.region, tuple(seen))
 
 
 def pack(content: Holding, axis: str, join: Interleaving, part: tuple[int, int]) -> Parts:

@@ -109,7 +109,8 @@ class Ledger:
                 twice = self.space.words(tensor, have & new)
                 self.fail(f"a cell of {old} gets {twice} a second time")
         sums = tuple(have | new for have, new in zip(old.seen, shares, strict=True))
-        self.here[buffer] = put(whole, replace(old, seen=sums), places)
+        merged = Content(old.tensor, old.axes, old.region, sums)
+        self.here[buffer] = put(whole, merged, places)
 
     def unwritten(self, blank: Blank, buffer: int) -> Content:
         """A filled buffer that is sent as it is: what it would be merged into says its region."""

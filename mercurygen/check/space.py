@@ -71,13 +71,15 @@ class Space:
             causal: whether it masks; else it takes every pair.
         """
         reduced = self.reduced(tensor)
-        masked = [axis for axis in self.program.mask_axes if axis in tensor.axes]
-        key_axes = [tensor.axes.index(axis) for axis in masked]
-        found = []
-        for cell in product(*region):
-            at = tuple(cell[i] for i in key_axes)
-            found.append(self.share(reduced, tuple(masked), at, lists, causal))
-        return tuple(found)
+        masked = tuple(axis for axis in self.program.mask_axes if axis in tensor.axes)
+        if not (causal and masked):  # every cell gets the same
+            return (self.share(reduced, masked, (), lists, causal),) * prod(map(len, region))
+        index = [tensor.axes.index(axis) for axis in masked]
+        some = {
+            at: self.share(reduced, masked, at, lists, causal)
+            for at in product(*(region[i] for i in index))
+        }
+        return tuple([some[tuple([cell[i] for i in index])] for cell in product(*region)])
 
     def share(
         self,
@@ -170,6 +172,8 @@ def fault_of(
     if block.below and not live.striped:
         return "a block below the diagonal of tokens in runs"
     if not block.causal:
+        if live.mask == "causal" and not live.striped and min(rows) > max(cols):
+            return None  # all are later than all
         for row in rows:
             for col in cols:
                 if live.kind(row, col) != "full":

@@ -174,9 +174,9 @@ def price(schedule: Schedule, *plans: Plan) -> tuple[Cost, Topology] | None:
     from functools import reduce
 
     from mercurygen.cost import topology as topologies
+    from mercurygen.cost.decide import decide
     from mercurygen.cost.links import Network
     from mercurygen.cost.report import together
-    from mercurygen.cost.simulate import simulate
     from mercurygen.ir.problem import Sizes
 
     target = schedule.target
@@ -188,7 +188,7 @@ def price(schedule: Schedule, *plans: Plan) -> tuple[Cost, Topology] | None:
     if topology.digest != target.digest or topology_levels(topology) != levels(schedule):
         return None
     network = Network(topology, schedule.group, schedule.tp)
-    return reduce(together, (simulate(plan, network) for plan in plans)), topology
+    return reduce(together, (decide(plan, network) for plan in plans)), topology
 
 
 def topology_levels(topology: Topology) -> list[tuple[str, int]]:

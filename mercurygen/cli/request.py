@@ -16,7 +16,8 @@ from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.text import OPERATOR
 
 LARGEST_HEADS = 65536  # beyond any model; a help text lists divisors
-MOST_RANKS = 128  # the proof plays every rank; 256 in a ring take over 40 s to emit
+MOST_RANKS = 1024  # that are proved, for every one is played: half a minute for 128 x 8
+MOST_SEARCHED = 4096  # ranks: the closed form takes those that do the same together
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,14 @@ class Request:
         return place(self.topology, self.group, self.tp)
 
 
-def make(operator: str, topo: str | None, options: dict) -> Request:
+def make(operator: str, topo: str | None, options: dict, most: int = MOST_RANKS) -> Request:
     """The request of a command line.
 
     Args:
         operator: OP.
         topo: of `--topo`.
         options: the problem options by name, None where not given.
+        most: ranks.
 
     Raises:
         UserError: what is wrong, with the closest legal value.
@@ -92,7 +94,7 @@ def make(operator: str, topo: str | None, options: dict) -> Request:
     request = Request(operator, topology, topo, Problem(**sizes), group, **given)
     if request.design is not None:
         patterns.get(request.design)
-    check_sizes(request.problem, request.sizes)
+    check_sizes(request.problem, request.sizes, most)
     return _normal(request)
 
 
@@ -138,7 +140,7 @@ def supported(operator: Operator, reference: str, among: tuple[str, ...] = ("att
         )
 
 
-def check_sizes(problem: Problem | Sizes, group: tuple[int, ...]) -> None:
+def check_sizes(problem: Problem | Sizes, group: tuple[int, ...], most: int = MOST_RANKS) -> None:
     """Refuse what no model or proof has room for.
 
     Raises:
@@ -152,10 +154,11 @@ def check_sizes(problem: Problem | Sizes, group: tuple[int, ...]) -> None:
                 f"{name}={getattr(problem, name)} is not a size",
                 help=f"an integer from 1 to {LARGEST_HEADS}",
             )
-    if prod(group) > MOST_RANKS:
+    if prod(group) > most:
+        does = "proves" if most == MOST_RANKS else "searches"
         raise UserError(
             "too-many-ranks",
-            f"{prod(group)} ranks: this version proves schedules of up to {MOST_RANKS}",
+            f"{prod(group)} ranks: this version {does} schedules of up to {most}",
             help="place the operator on a part of the machine: --group, or the line `group`",
         )
 

@@ -36,7 +36,8 @@ def search(
     from mercurygen.cli import request, store
     from mercurygen.cli.list_command import warn
 
-    wanted = request.make(op, topo, {**split(options), "design": design})
+    options = {**split(options), "design": design}
+    wanted = request.make(op, topo, options, request.MOST_SEARCHED)
     warn(wanted.topology)
 
     def work() -> str:
@@ -85,9 +86,8 @@ def _lines(result: Result) -> list[str]:
         words.problem(result.problem),
         f"{result.topology.name}: {where}{tp}; {choice.counts(result)}",
         "",
-        f"the {len(shown)} {best} of {result.counts.legal} "
-        f"(the best {len(result.ranked)} simulated); times by the model, not yet measured; "
-        "bytes sent by the busiest rank",
+        f"the {len(shown)} {best} of {result.counts.legal} ({_decided(result)}); "
+        "times by the model, not yet measured; bytes sent by the busiest rank",
         *filter(None, [_outside(result)]),
         *_table(result, [(str(i), candidate) for i, candidate in enumerate(shown, 1)]),
         "",
@@ -99,6 +99,13 @@ def _lines(result: Result) -> list[str]:
         "named designs",
         *_designs(result),
     ]
+
+
+def _decided(result: Result) -> str:
+    """By what the best were ranked."""
+    if result.best.simulated is None:
+        return "by the closed form: as many ranks are not simulated"
+    return f"the best {len(result.ranked)} simulated"
 
 
 def _table(result: Result, candidates: list[tuple[str, Candidate]]) -> list[str]:

@@ -11,9 +11,9 @@ from mercurygen import operators
 from mercurygen.cli import request, words
 from mercurygen.cli.request import Request
 from mercurygen.cost import topology as topologies
+from mercurygen.cost.decide import decide
 from mercurygen.cost.links import Network
 from mercurygen.cost.report import together
-from mercurygen.cost.simulate import simulate
 from mercurygen.designs import patterns
 from mercurygen.errors import UserError
 from mercurygen.lower.plan import Plan
@@ -106,7 +106,7 @@ def of_another(result: Result, schedule: Schedule, plans: tuple[Plan, ...]) -> l
     if identity(schedule) == identity(result.best.schedule):
         return []
     network = Network(result.topology, result.group, result.tp)
-    cost = reduce(together, (simulate(plan, network) for plan in plans))
+    cost = reduce(together, (decide(plan, network) for plan in plans))
     lines = tuple(d for d in schedule.directives if not isinstance(d, Reshard))
     design = patterns.name_of(schedule.mesh, lines) if schedule.backward is None else None
     this = Candidate(schedule, plans[0], design, 0, cost, cost, *plans[1:])

@@ -39,7 +39,7 @@ class Homes(Nested):
         alone = self.steps is not None and len(self.loops) == 1 + leading
         if not alone or not walk.direct:
             return None
-        row = self.steps.table[self.step]
+        row = self.steps.row(self.step)
         none = [int(not self.steps.kinds[kind]) for kind in row]
         away = self.shape.classes.away(walk.dim, -step if walk.reverse else step)
         found = [bool(none[i]) for i in away]
@@ -188,7 +188,7 @@ class SentCall(Going):
             self.results = nest.widen(part)
             tally.alive -= part.gone(self.results)
             return
-        row, calls = nest.steps.table[nest.step], nest.calls(False)
+        row, calls = nest.steps.row(nest.step), nest.calls(False)
         none = (0,) * len(self.names)
         made = [calls.shares[kind] or none for kind in row]
         tally.up_each([sum(sizes) for sizes in made])

@@ -19,6 +19,7 @@ from mercurygen.cost.topology import Level, Topology
 from mercurygen.ir.mesh import Mesh
 
 Key = tuple  # (level, what, which)
+Ranks = tuple[int, ...]
 SMALL = 2.0  # LL sends a flag beside as much data (NCCL src/graph/tuning.cc: half the bandwidth)
 
 
@@ -45,6 +46,7 @@ class Network:
         self.gpus = [self._gpu(place) for place in self.places]
         self.resources: dict[Key, int] = {}
         self.levels: list[int] = []  # of each resource
+        self.shared: list[int] = []  # of each, how many of our ranks have it in common
         self._members = [
             Counter(self._port(index, gpu) for gpu in self.gpus)
             for index in range(len(topology.levels))
@@ -54,6 +56,7 @@ class Network:
         self._prices: dict[tuple[str, Mesh, str, int], Price] = {}
         self._spreads: dict[tuple[str, Mesh, str, int], tuple] = {}
         self._ports: dict[int, list[tuple[tuple[int, ...], float]]] = {}
+        self.alike = not seats and all(map(self._alike, range(len(topology.levels))))
         self.spanned = tuple(
             (i, level.name) for i, level in enumerate(topology.levels) if group[i] > 1
         )
@@ -73,11 +76,18 @@ class Network:
             number = number * level.size + index
         return number
 
+    def _alike(self, index: int) -> bool:
+        """Whether a level looks the same from every rank: a switch, with as many at every port."""
+        level = self.topology.levels[index]
+        even = len(set(self._members[index].values())) == 1 and not level.lost_port
+        return level.fabric == "switch" and level.duplex == "full" and even
+
     def _resource(self, level: int, what: str, which: object) -> int:
         key = (level, what, which)
         number = self.resources.setdefault(key, len(self.resources))
         if number == len(self.levels):
             self.levels.append(level)
+            self.shared.append(self._members[level][which] if what == "port out" else 1)
         return number
 
     def ports(self, index: int) -> list[tuple[tuple[int, ...], float]]:
@@ -190,14 +200,14 @@ class Network:
             self._loads[kind, members] = found
         return found
 
-    def _ring(self, kind: str, members: tuple[int, ...]) -> Load:
+    def _ring(self, kind: str, members: tuple[int, ...], of: Ranks = ()) -> Load:
         """What goes around NCCL's rings, as parts of what an all-gather of the same buffer does.
 
         A reduce-scatter sends a rank's part of its buffer where an all-gather sends all of it; an
         all-reduce is both, one after the other. A broadcast is a chain in pieces: every rank but
         the last sends the buffer on once (who is last changes with the root: bytes are spread).
         """
-        whole, n = self._gather(members), len(members)
+        whole, n = self._gather(members, of), len(members)
         if kind == "all-gather":
             return whole
         times = 2 if kind == "all-reduce" else 1
@@ -214,24 +224,22 @@ class Network:
         hops.remove(dearest)
         return self._latency(hops, levels, times)
 
-    def _gather(self, members: tuple[int, ...]) -> Load:
-        """NCCL's ring (src/graph/tuning.cc): n - 1 steps, and n - 1 latencies.
+    def _gather(self, members: tuple[int, ...], of: Ranks = ()) -> Load:
+        """NCCL's ring (src/graph/tuning.cc): n - 1 steps, and n - 1 latencies; what some ranks (by
+        default all) send.
 
         NCCL lays several rings, which leave a node through different GPUs: the edges of a level
         are spread evenly over the ranks. Its latency counts the most expensive edge once less
         than there are.
         """
-        n = len(members)
+        n, of = len(members), of or members
         edges = [self.path(a, b) for a, b in _ring(members)]
         seconds: Counter[int] = Counter()
         sent: Counter[tuple[int, int]] = Counter()
         for index in sorted({edge.level for edge in edges}):
             count = sum(edge.level == index for edge in edges)
             pairs = [
-                (a, b)
-                for a in members
-                for b in members
-                if a != b and self.path(a, b).level == index
+                (a, b) for a in of for b in members if a != b and self.path(a, b).level == index
             ]
             if self.topology.levels[index].fabric == "ring":  # only to the neighbour
                 pairs = [
@@ -239,24 +247,25 @@ class Network:
                     for i, a in enumerate(members)
                     if edges[i].level == index
                 ]
-            share = (n - 1) * count / len(pairs)
+            share = (n - 1) * count / (len(pairs) * n // len(of))
             for a, b in pairs:
                 for resource, per_byte in self.path(a, b).seconds:
                     seconds[resource] += share * per_byte
-            for a in members:
+            for a in of:
                 sent[a, index] += (n - 1) * count * (self.size // n) * self.size
         share = max(edge.share for edge in edges)
         waits = self._hops([edge.level for edge in edges], 1)
         return Load(*waits, tuple(sorted(seconds.items())), _flat(sent), share)
 
-    def _swap(self, members: tuple[int, ...]) -> Load:
-        """Every pair directly, all at the same time (NCCL's all-to-all: grouped sends)."""
+    def _swap(self, members: tuple[int, ...], of: Ranks = ()) -> Load:
+        """Every pair directly, all at the same time (NCCL's all-to-all: grouped sends); what some
+        ranks (by default all) send."""
         n = len(members)
         left = [x.swap_efficiency if n > 2 else 1.0 for x in self.topology.levels]
         latency = small = share = 0.0
         seconds: Counter[int] = Counter()
         sent: Counter[tuple[int, int]] = Counter()
-        for a in members:
+        for a in of or members:
             for b in members:
                 if a != b:
                     path = self.path(a, b)
@@ -295,6 +304,8 @@ class Network:
         return found
 
     def _price(self, kind: str, members: list[tuple[int, ...]], distance: int) -> Price:
+        if self.alike and kind != "shift":
+            return self._of_one(kind, members[0])
         latency = small = share = 0.0
         seconds: Counter[int] = Counter()
         sent: list[tuple[int, int, int]] = []
@@ -311,6 +322,20 @@ class Network:
             level = self.levels[resource]
             worst[level] = max(per_byte, worst.get(level, 0.0))
         return Price(latency, small, tuple(sorted(worst.items())), tuple(sent), share)
+
+    def _of_one(self, kind: str, members: tuple[int, ...]) -> Price:
+        """The same of a collective where all ranks are alike: by what one of them sends.
+
+        Its own ways are as busy as any; what it has in common with others, as they make it too.
+        """
+        one = members[:1]
+        load = self._swap(members, one) if kind == "all-to-all" else self._ring(kind, members, one)
+        worst: dict[int, float] = {}
+        for resource, per_byte in load.seconds:
+            level = self.levels[resource]
+            worst[level] = max(per_byte * self.shared[resource], worst.get(level, 0.0))
+        sent = tuple((rank, level, n) for rank in range(self.size) for _, level, n in load.sent)
+        return Price(load.latency, load.small, tuple(sorted(worst.items())), sent, load.share)
 
     def _shift(self, members: tuple[int, ...], distance: int) -> list[Load]:
         """Each rank to the one that many places further."""

@@ -31,9 +31,8 @@ class Calls:
     """
 
     def __init__(self, shape: Shape, plan: Plan, common: Common, merge: bool) -> None:
-        self.table, kinds = ((0,),), [(None,)]
-        if shape.steps is not None:
-            self.table, kinds = shape.steps.table, shape.steps.kinds
+        self.steps = shape.steps
+        kinds = [(None,)] if shape.steps is None else shape.steps.kinds
         each = map(_kinds(shape, plan, common, merge).__getitem__, kinds)
         self.spent, times, self.scratch, self.shares, self.regions = zip(*each, strict=True)
         one = frozenset((0,))
@@ -55,7 +54,8 @@ class Calls:
         """Scratch bytes of every class at a step."""
         found = self._each.get(step)
         if found is None:
-            found = self._each[step] = [self.scratch[kind] for kind in self.table[step]]
+            row = (0,) if self.steps is None else self.steps.row(step)
+            found = self._each[step] = [self.scratch[kind] for kind in row]
         return found
 
 
@@ -112,13 +112,19 @@ class Shape:
             return (one[0] * times, one[1] * times, one[2] * times, one[3] * times), 1.0
         most, compute, ranks, longest = 0.0, 0.0, 0, NOTHING
         for first, others, count in self.steps.sums:
-            spent = begin[first]
+            a, b, c, d = begin[first]
             for kind, times in others:
-                a, b, c, d = (x * times for x in rest[kind])
-                spent = spent[0] + a, spent[1] + b, spent[2] + c, spent[3] + d
-            compute += spent[0] * count
+                one = rest[kind]
+                a, b, c, d = (
+                    a + one[0] * times,
+                    b + one[1] * times,
+                    c + one[2] * times,
+                    d + one[3] * times,
+                )
+            spent = a, b, c, d
+            compute += a * count
             ranks += count
-            most = max(most, spent[0])
+            most = max(most, a)
             if (seconds(spent), spent) > (seconds(longest), longest):
                 longest = spent
         return longest, most * ranks / compute

@@ -7,20 +7,21 @@ walks; many schedules of a search share it (`Program.shared`).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from math import prod
-from operator import add
 
 from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.program import Program
-from mercurygen.lower.cuts import cuts_of
+from mercurygen.lower.cuts import EARLIER, EQUAL, LATER, Digit, cuts_of
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import tokens_of
 
 Call = tuple[int, int, bool, int]  # rows, columns, whether the mask cuts them, rows left out
 Place = dict[str, int]
+Counts = tuple[tuple[int, int, bool], ...]  # (number, times, whether the rest does not matter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +41,6 @@ class Walked:
     back: int
     first: int
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """The body's calls, for every class of ranks that do the same.
-
-    Attributes:
-        kinds: the different sets of calls.
-        table: per step (the last walk is the fastest) and class an index of `kinds`.
-        present: per step the kinds that any class has.
-        sums: how often a class has each kind, the first step apart: (first kind, ((kind, times),
-            ...)), with the number of such classes.
-    """
-
-    kinds: tuple[tuple[Call, ...], ...]
-    table: tuple[tuple[int, ...], ...]
-    present: tuple[frozenset[int], ...]
-    sums: tuple[tuple[int, tuple[tuple[int, int], ...], int], ...]
 
 
 def walked(plan: Plan) -> tuple[Walked, ...]:
@@ -137,67 +120,175 @@ def steps_of(program: Program, walks: tuple[Walked, ...], classes: Classes) -> S
     key = "steps", program.kernel, program.order, walks, classes.dims, split
     found = program.shared.get(key)
     if found is None:
-        found = program.shared[key] = _steps(program, walks, classes)
+        found = program.shared[key] = Steps(program, walks, classes)
     return found
 
 
-def _steps(program: Program, walks: tuple[Walked, ...], classes: Classes) -> Steps:
-    rows, columns = (_Tiles(program, axis, walks, classes) for axis in program.mask_axes)
-    cuts, found = cuts_of(program, rows.dims, columns.dims), []
-    width, size = len(cuts.columns), atoms_of(program).domain.size
-    for times in product(*(range(walk.size) for walk in walks)):
-        pairs = map(add, rows.at(times, width), columns.at(times, 1))
-        found.append(list(map(cuts.of.__getitem__, pairs)))
-    numbers = {kind: i for i, kind in enumerate(dict.fromkeys(chain.from_iterable(found)))}
-    table = tuple([tuple(map(numbers.__getitem__, row)) for row in found])
-    kinds = [
-        tuple([(*tokens_of(b, size), b.causal, int(b.below)) for b in cuts.kinds[kind]])
-        for kind in numbers
-    ]
-    alike = Counter(
-        [(n[0], tuple(map(n[1:].count, range(len(kinds))))) for n in zip(*table, strict=True)]
-    )
-    sums = [
-        (first, tuple([pair for pair in enumerate(times) if pair[1]]), many)
-        for (first, times), many in alike.items()
-    ]
-    return Steps(tuple(kinds), table, tuple(map(frozenset, table)), tuple(sums))
-
-
-class _Tiles:
-    """Which tile of an axis of the mask every class works on, step by step.
+class Steps:
+    """The body's calls, for every class of ranks that do the same.
 
     Attributes:
-        dims: that say which tile.
+        kinds: the different sets of calls.
+        present: per step (the last walk is the fastest) the kinds that any class has.
+        sums: how often a class has each kind, the first step apart: (first kind, ((kind, times),
+            ...)), with the number of such classes.
     """
 
-    def __init__(
-        self, program: Program, axis: str, walks: tuple[Walked, ...], classes: Classes
-    ) -> None:
-        self.classes = classes
-        self.mine = [(i, walk) for i, walk in enumerate(walks) if walk.axis == axis]
-        split = program.parallel_dims(axis)
-        self.dims = program.mesh.in_order((*(walk.dim for _, walk in self.mine), *split))
-        self.own = _numbers(program.mesh, self.dims, classes.places)
-        self._found: dict[tuple[int, ...], list[int]] = {}
+    def __init__(self, program: Program, walks: tuple[Walked, ...], classes: Classes) -> None:
+        tiles = [
+            program.mesh.in_order((*_dims(walks, axis), *program.parallel_dims(axis)))
+            for axis in program.mask_axes
+        ]
+        cuts, size = cuts_of(program, *tiles), atoms_of(program).domain.size
+        self.of, self.classes, self.walks = cuts.of, classes, walks
+        self.digits, self.at = [], []  # and of each the place of its walk among all
+        for digit in cuts.digits:
+            at = next((i for i, walk in enumerate(walks) if walk.dim == digit.dim), None)
+            walk = None if at is None else walks[at]
+            self.digits.append(_moving(program, digit, walk))
+            self.at.append(at)
+        self.kinds = tuple(
+            [
+                tuple([(*tokens_of(b, size), b.causal, int(b.below)) for b in blocks])
+                for blocks in cuts.kinds
+            ]
+        )
+        self._rows: dict[int, list[int]] = {}
+        self._present: dict[tuple, frozenset[int]] = {}
+        self.times = list(product(*(range(walk.size) for walk in walks)))
+        self.present = tuple([self._kinds_at(times) for times in self.times])
+        self.sums = self._sums()
 
-    def at(self, times: tuple[int, ...], width: int) -> list[int]:
-        """Per class the number of its tile, times a width, at a step of the walks."""
-        key = tuple([times[i] for i, _ in self.mine])
-        found = self._found.get(key)
+    def row(self, step: int) -> list[int]:
+        """The kind of every class at a step."""
+        found = self._rows.get(step)
         if found is None:
-            found = [n * width for n in self.own]
-            for i, walk in self.mine:
-                away = walk.back * (times[i] + walk.first) % walk.size
-                found = [found[other] for other in self.classes.away(walk.dim, away)]
-            self._found[key] = found
+            numbers = [0] * self.classes.count
+            for digit, at in zip(self.digits, self.at, strict=True):
+                each = digit.numbers(0 if at is None else self.times[step][at])
+                here = [each[place[digit.dim]] for place in self.classes.places]
+                numbers = [n * digit.radix + more for n, more in zip(numbers, here, strict=True)]
+            found = self._rows[step] = list(map(self.of.__getitem__, numbers))
+        return found
+
+    def _kinds_at(self, times: tuple[int, ...]) -> frozenset[int]:
+        """The kinds that any class has: every digit goes with every other."""
+        each = tuple(
+            [
+                digit.met(0 if at is None else times[at])
+                for digit, at in zip(self.digits, self.at, strict=True)
+            ]
+        )
+        found = self._present.get(each)
+        if found is None:
+            numbers = {0}
+            for digit, met in zip(self.digits, each, strict=True):
+                numbers = {n * digit.radix + more for n in numbers for more in met}
+            found = self._present[each] = frozenset(map(self.of.__getitem__, numbers))
+        return found
+
+    def _sums(self) -> tuple[tuple[int, tuple[tuple[int, int], ...], int], ...]:
+        """How often a class has each kind: digit by digit, for each adds to all outside it."""
+        mine = {digit.dim for digit in self.digits}
+        others = prod(walk.size for walk in self.walks if walk.dim not in mine)
+        many = self.classes.count // prod(digit.size for digit in self.digits)
+        # Number of the first step; (number, times, whether what follows does not matter); classes.
+        states = [(0, ((0, others, False),), many)]
+        for digit in self.digits:
+            states = [
+                (first * digit.radix + here, digit.on(counts, more), classes * alike)
+                for first, counts, classes in states
+                for here, more, alike in digit.counts
+            ]
+        found: Counter[tuple] = Counter()
+        for first, counts, classes in states:
+            times = {self.of[first]: -1}
+            for number, count, _ in counts:
+                kind = self.of[number]
+                times[kind] = times.get(kind, 0) + count
+            rest = tuple(sorted([pair for pair in times.items() if pair[1]]))
+            found[self.of[first], rest] += classes
+        return tuple([(first, rest, classes) for (first, rest), classes in found.items()])
+
+
+class _Moving:
+    """A digit of pairs of tiles, of which one comes by along the digit's dimension, or none.
+
+    Attributes:
+        counts: (number at the first step, ((number, times), ...), coordinates that are alike).
+    """
+
+    def __init__(self, digit: Digit, walk: Walked | None, rows: str) -> None:
+        self.digit, self.dim, self.size, self.radix = digit, digit.dim, digit.size, digit.radix
+        self.walk, self.of_rows = walk, walk is not None and walk.axis == rows
+        self._numbers: dict[int, list[int]] = {}
+        self._met: dict[int, frozenset[int]] = {}
+        self.times = self.size if self.walk else 1
+        found: Counter[tuple] = Counter()
+        for i, first in enumerate(self.numbers(0)):
+            found[first, self._count(i)] += 1
+        self.counts = [(first, more, alike) for (first, more), alike in found.items()]
+
+    def _count(self, ours: int) -> tuple[tuple[int, int], ...]:
+        """(number, times) of a rank at a coordinate: every tile comes by once."""
+        theirs = range(self.size) if self.walk else (ours,)
+        if self.digit.compared and self.digit.rows and self.digit.columns and self.walk:
+            before, after = ours, self.size - 1 - ours
+            later, earlier = (after, before) if self.of_rows else (before, after)
+            found = {EQUAL: 1, LATER: later, EARLIER: earlier}
+            return tuple([pair for pair in found.items() if pair[1]])
+        pairs = ((i, ours) if self.of_rows else (ours, i) for i in theirs)
+        return tuple(sorted(Counter([self.digit.number(*pair) for pair in pairs]).items()))
+
+    def on(self, counts: Counts, more: tuple[tuple[int, int], ...]) -> Counts:
+        """How often numbers are met with this digit behind them."""
+        found = []
+        for number, times, over in counts:
+            number *= self.radix
+            if over:
+                found.append((number, times * self.times, True))
+            else:
+                found += [
+                    (number + digit, times * again, self.digit.parts(digit))
+                    for digit, again in more
+                ]
+        return tuple(found)
+
+    def numbers(self, time: int) -> list[int]:
+        """The number at every coordinate of a rank, at a step of the walk."""
+        found = self._numbers.get(time)
+        if found is None:
+            ours = range(self.size)
+            theirs: Sequence[int] = ours
+            if self.walk is not None:
+                away = self.walk.back * (time + self.walk.first)
+                theirs = [(i + away) % self.size for i in ours]
+            rows, columns = (theirs, ours) if self.of_rows else (ours, theirs)
+            found = self._numbers[time] = list(map(self.digit.number, rows, columns))
+        return found
+
+    def met(self, time: int) -> frozenset[int]:
+        """The numbers that any rank has."""
+        found = self._met.get(time)
+        if found is None:
+            both = self.digit.rows and self.digit.columns and self.digit.compared
+            if both and self.walk is not None:
+                away = (time + self.walk.first) % self.size
+                found = frozenset((LATER, EARLIER) if away else (EQUAL,))
+            else:
+                found = frozenset(self.numbers(time))
+            self._met[time] = found
         return found
 
 
-def _numbers(mesh: Mesh, dims: tuple[str, ...], places: list[Place]) -> list[int]:
-    """Of every place its number among all coordinates along some dimensions, row-major."""
-    found = [0] * len(places)
-    for dim in dims:
-        size = mesh.extent(dim)
-        found = [n * size + place[dim] for n, place in zip(found, places, strict=True)]
+def _moving(program: Program, digit: Digit, walk: Walked | None) -> _Moving:
+    """A digit whose tiles come by so; nests of a mesh share it."""
+    key = "moving", digit, walk
+    found = program.shared.get(key)
+    if found is None:
+        found = program.shared[key] = _Moving(digit, walk, program.mask_axes[0])
     return found
+
+
+def _dims(walks: tuple[Walked, ...], axis: str) -> list[str]:
+    return [walk.dim for walk in walks if walk.axis == axis]

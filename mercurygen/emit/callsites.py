@@ -17,7 +17,7 @@ from typing import NamedTuple
 from mercurygen.emit.autograd import Context, Function
 from mercurygen.emit.playback import Playback
 from mercurygen.emit.playback_backward import BackwardPlayback, check_saved
-from mercurygen.emit.python_bounds import LARGEST_NUMBER, MOST_STEPS, STEPS_AN_EVENT
+from mercurygen.emit.python_bounds import LARGEST_NUMBER, MOST_STEPS, STEPS_A_RANK, STEPS_AN_EVENT
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.python_subset import Interpreter, Module, TextMismatch
 from mercurygen.errors import shorten
@@ -144,7 +144,8 @@ def check_text(
 
 def _interpreter(module: Module, playback: Playback) -> Interpreter:
     """One for a run beside a trace."""
-    budget = MOST_STEPS + STEPS_AN_EVENT * len(playback.trace.events)
+    each = STEPS_AN_EVENT + STEPS_A_RANK * playback.program.mesh.size
+    budget = MOST_STEPS + each * len(playback.trace.events)
     return Interpreter(module, playback.externals(), playback.hooks(), budget)
 
 

@@ -12,9 +12,10 @@ from itertools import groupby, product
 from typing import Any
 
 LARGEST_NUMBER = 2**63
-MOST_PARTS = 4096  # of a value; a list of all ranks has 128
+MOST_PARTS = 4096  # of a value; a list of the chunks of 1024 ranks has 2048
 MOST_CALLS = 50  # one inside another
-MOST_STEPS, STEPS_AN_EVENT = 50_000, 500  # of one run; an emitted module takes 50 an event
+MOST_STEPS, STEPS_AN_EVENT = 50_000, 500  # of one run; an emitted module takes 50 an event,
+STEPS_A_RANK = 16  # and of many ranks some for each: it goes through lists of their chunks
 
 _LAZY = (len, zip, reversed, enumerate, next, abs, divmod, slice)
 _EAGER = (list, tuple, sum, min, max, sorted)

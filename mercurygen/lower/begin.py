@@ -104,21 +104,21 @@ def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool, bo
 
 
 def _counted(program: Program, cuts: Cuts) -> tuple[int, bool, bool]:
-    rows, columns = cuts.rows[0], cuts.columns[0]  # all are equally long
-    whole = [len(k) == 1 and _covers(program, k[0], rows, columns) for k in cuts.kinds]
-    alike = all([whole[cuts.of[pair]] for pair in cuts.firsts])
+    lengths = cuts.rows, cuts.columns
+    whole = [len(k) == 1 and _covers(program, k[0], lengths) for k in cuts.kinds]
+    alike = all([whole[kind] for kind in cuts.firsts])
     return max(map(len, cuts.kinds)), alike, () in cuts.kinds
 
 
-def _covers(program: Program, block: Block, rows: tuple, cols: tuple) -> bool:
-    """Whether a block has all cells of the outputs that the tiles have.
+def _covers(program: Program, block: Block, lengths: tuple[int, int]) -> bool:
+    """Whether a block has all cells of the outputs that tiles of so many atoms have.
 
     Of the Triton kernel also all columns: it does blocks of which ranks have more and less.
     """
-    spans = zip(program.mask_axes, (block.rows, block.cols), (rows, cols), strict=True)
+    spans = zip(program.mask_axes, (block.rows, block.cols), lengths, strict=True)
     return not block.below and all(
-        span == (0, len(atoms))
-        for axis, span, atoms in spans
+        span == (0, length)
+        for axis, span, length in spans
         if program.kernel == TRITON or any(tensor.carries(axis) for tensor in program.outputs)
     )
 

@@ -1,28 +1,83 @@
 """What the mask leaves of every pair of tiles of its rows and its columns.
 
+A tile has the tokens of all ranks at some coordinates. Where the mask compares positions only,
+what it leaves of a pair depends, along each dimension of the token order, on which of the two
+coordinates is larger, or, where only one of the tiles has one, on that; and on nothing further
+inside once two differ. So the pairs of a thousand ranks, a million, are of a few kinds.
+
 Which tiles there are depends on the token order, on the dimensions that tell them apart and on the
 tile loops; schedules that agree in these share the pairs (`Program.shared`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
+from typing import NamedTuple
 
 from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.program import Program
-from mercurygen.lower.visible import Block, visible
+from mercurygen.lower.visible import POSITIONS, Block, visible
 
 Atoms = tuple[int, ...]
+EQUAL, LATER, EARLIER = 0, 1, 2  # the rows' coordinate, beside the columns'
+PAIRS = (0, 0), (1, 0), (0, 1)  # such coordinates
+
+
+class Digit(NamedTuple):
+    """What one dimension tells of a pair of tiles, as a number below `radix`.
+
+    Attributes:
+        dim: of the token order; "" for the parts of tile loops.
+        size: of it.
+        rows: whether it tells tiles of the rows apart.
+        columns: and of the columns.
+        compared: whether of two coordinates only the order matters.
+    """
+
+    dim: str
+    size: int
+    rows: bool
+    columns: bool
+    compared: bool
+
+    @property
+    def radix(self) -> int:
+        """How many numbers there are."""
+        if self.rows and self.columns:
+            return 3 if self.compared else self.size**2
+        return self.size
+
+    def number(self, row: int, column: int) -> int:
+        """Of a pair with these coordinates; one that its tile does not have does not matter."""
+        if not (self.rows and self.columns):
+            return row if self.rows else column
+        if not self.compared:
+            return row * self.size + column
+        return EQUAL if row == column else LATER if row > column else EARLIER
+
+    def pair(self, number: int) -> tuple[int, int]:
+        """Coordinates of a pair with this number."""
+        if not (self.rows and self.columns):
+            return number, number
+        if not self.compared:
+            return divmod(number, self.size)
+        return PAIRS[number]
+
+    def parts(self, number: int) -> bool:
+        """Whether tiles with this number differ, so that what is further inside does not matter."""
+        return self.compared and self.rows and self.columns and number != EQUAL
 
 
 class Cuts:
     """The blocks of every pair of tiles.
 
     Attributes:
-        rows, columns: atoms of every tile, by the coordinates row-major, then parts of tile loops.
+        rows, columns: atoms of a tile, how many.
+        digits: what tells pairs apart, outermost first.
         kinds: the different blocks that a pair has.
-        of: of every pair an index of `kinds`: the rows' tile is major.
-        firsts: pairs of tiles of the same ranks: their results are begun with these.
+        of: of every pair an index of `kinds`, by its digits: the outermost is major.
+        firsts: indices of `kinds` of pairs of the same ranks: their results are begun with these.
     """
 
     def __init__(self, program: Program, rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
@@ -35,38 +90,86 @@ class Cuts:
         Raises:
             NotCuttable: the kernel cannot do what the mask leaves of some pair.
         """
-        both = tuple(dim for dim in rows if dim in columns)
-        row_axis, column_axis = program.mask_axes
-        heres, self.rows = _tiles(program, row_axis, rows, both)
-        theres, self.columns = _tiles(program, column_axis, columns, both)
-        domain, kernel = atoms_of(program).domain, program.kernel
-        numbers: dict[tuple[Block, ...], int] = {}
-        self.of = [
-            numbers.setdefault(visible(domain, kernel, mine, theirs), len(numbers))
-            for mine in self.rows
-            for theirs in self.columns
+        atoms = atoms_of(program)
+        self.digits = tuple(_digits(program, rows, columns))
+        self._tiles = [
+            _Tiles(program, axis, dims)
+            for axis, dims in zip(program.mask_axes, (rows, columns), strict=True)
         ]
+        self.rows, self.columns = (tiles.size for tiles in self._tiles)
+        found: dict[tuple[int, ...], int] = {}
+        numbers: dict[tuple[Block, ...], int] = {}
+        self.of, self.firsts = [], set()
+        for at in product(*(range(digit.radix) for digit in self.digits)):
+            least = self._least(at)
+            kind = found.get(least)
+            if kind is None:
+                mine, theirs = self._pair(least)
+                blocks = visible(atoms.domain, program.kernel, mine, theirs)
+                kind = found[least] = numbers.setdefault(blocks, len(numbers))
+            self.of.append(kind)
+            if all(_same(digit, number) for digit, number in zip(self.digits, at, strict=True)):
+                self.firsts.add(kind)
         self.kinds = list(numbers)
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for number, there in enumerate(theres):
-            alike.setdefault(there, []).append(number)
-        width = len(self.columns)
-        self.firsts = [i * width + j for i, here in enumerate(heres) for j in alike[here]]
+
+    def _least(self, at: tuple[int, ...]) -> tuple[int, ...]:
+        """The digits of a pair, those that do not matter 0."""
+        differ, found = False, []
+        for digit, number in zip(self.digits, at, strict=True):
+            found.append(0 if differ and digit.dim else number)
+            differ = differ or digit.parts(number)
+        return tuple(found)
+
+    def _pair(self, at: tuple[int, ...]) -> tuple[Atoms, Atoms]:
+        """The atoms of a pair with these digits."""
+        found = []
+        for side, tiles in enumerate(self._tiles):
+            place, part = {}, 0
+            for digit, number in zip(self.digits, at, strict=True):
+                if digit.dim:
+                    place[digit.dim] = digit.pair(number)[side]
+                elif digit.columns == side:
+                    part = number
+            found.append(tiles.atoms(place, part))
+        return found[0], found[1]
 
 
-def _tiles(
-    program: Program, axis: str, dims: tuple[str, ...], both: tuple[str, ...]
-) -> tuple[list[tuple[int, ...]], list[Atoms]]:
-    """Coordinates along some dimensions of every tile of an axis, and its atoms."""
-    atoms, places, found = atoms_of(program), [], []
-    parts = atoms.parts(axis)
-    for held in product(*(range(program.mesh.extent(dim)) for dim in dims)):
-        place = dict(zip(dims, held, strict=True))
-        owned = atoms.owned(program.order, axis, {dim: (i,) for dim, i in place.items()})
-        size = len(owned) // parts
-        found += [owned[i * size : (i + 1) * size] for i in range(parts)]
-        places += [tuple([place[dim] for dim in both])] * parts
-    return places, found
+class _Tiles:
+    """The tiles of one axis.
+
+    Attributes:
+        size: atoms of each.
+    """
+
+    def __init__(self, program: Program, axis: str, dims: tuple[str, ...]) -> None:
+        self.program, self.axis, self.dims = program, axis, dims
+        self.parts = atoms_of(program).parts(axis)
+        self.size = len(self.atoms(dict.fromkeys(dims, 0), 0))
+
+    def atoms(self, place: dict[str, int], part: int) -> Atoms:
+        """The atoms of a part of the tile at some coordinates."""
+        held = {dim: (place.get(dim, 0),) for dim in self.dims}
+        owned = atoms_of(self.program).owned(self.program.order, self.axis, held)
+        size = len(owned) // self.parts
+        return owned[part * size : (part + 1) * size]
+
+
+def _digits(program: Program, rows: tuple[str, ...], columns: tuple[str, ...]) -> Iterator[Digit]:
+    """What tells pairs apart: nothing where every pair is live."""
+    compared = program.mask == "causal" and program.kernel != POSITIONS
+    for dim in program.order.dims if program.mask != "full" else ():
+        if dim in rows or dim in columns:
+            yield Digit(dim, program.mesh.extent(dim), dim in rows, dim in columns, compared)
+    for axis, ours in zip(program.mask_axes, (True, False), strict=True):
+        parts = atoms_of(program).parts(axis)
+        if parts > 1 and program.mask != "full":
+            yield Digit("", parts, ours, not ours, False)
+
+
+def _same(digit: Digit, number: int) -> bool:
+    """Whether a pair is of the same ranks, as far as both its tiles have a coordinate."""
+    row, column = digit.pair(number)
+    return not (digit.rows and digit.columns) or row == column
 
 
 def cuts_of(program: Program, rows: tuple[str, ...], columns: tuple[str, ...]) -> Cuts:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 
+from mercurygen.cost.decide import LARGE
 from mercurygen.designs import patterns
 from mercurygen.errors import UserError
 from mercurygen.ir.mesh import Link
@@ -58,7 +60,7 @@ class Asked:
         """
         if self.design is not None:
             return sum(1 for _ in self.points(self.design))
-        if self.axes is None:
+        if self.axes is None and prod(link.size for link in self.spanned) <= LARGE:
             size = space_size(self.operator, self.problem, self.spanned, self.order)
         else:
             size = sum(1 for _ in islice(self.points(None), LARGEST_SPACE + 1))

@@ -25,7 +25,8 @@ class Candidate:
         design: the named design that it is an instance of, or None.
         number: its place in the space.
         closed: its cost in lock step.
-        simulated: its cost by the event simulation, if it was among the best.
+        simulated: its cost by the event simulation, if it was among the best, and of no more
+            ranks than are simulated.
         gradient: the plan of the backward, if both were searched: the costs are then of both.
     """
 

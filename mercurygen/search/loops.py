@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from mercurygen.cost.decide import LARGE
 from mercurygen.ir.program import Program
 from mercurygen.schedule.directives import Directive, Join, Tile
 from mercurygen.search.nests import Groups, Kinds
@@ -28,7 +29,7 @@ def loops(
         split: per dimension the axis whose iterations it splits.
         kinds: of the nest.
     """
-    if not {HEADS, QUERIES} <= set(program.extents):
+    if program.mesh.size > LARGE or not {HEADS, QUERIES} <= set(program.extents):
         return ((),)
     have = {axis: _local(program, split, axis) for axis in (HEADS, QUERIES)}
     resharded = _resharded(program, groups.rows, split)

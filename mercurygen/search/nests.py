@@ -98,7 +98,10 @@ def _walks(stories: Sequence) -> bool:
 
 
 def nests(
-    columns: tuple[tuple[str, int], ...], rows: tuple[tuple[str, int], ...], trims: bool
+    columns: tuple[tuple[str, int], ...],
+    rows: tuple[tuple[str, int], ...],
+    trims: bool,
+    large: bool = False,
 ) -> Iterator[Nest]:
     """Every nest.
 
@@ -106,7 +109,12 @@ def nests(
         columns: (dimension, its size) along which the columns have to come to the ranks.
         rows: the same for the rows, whose results have to go.
         trims: whether the mask leaves parts of tiles: what was trimmed cannot be gathered.
+        large: whether there are too many ranks for more than this: nothing is direct, or goes both
+            ways.
     """
+    if large:
+        yield from (nest for nest in nests(columns, rows, trims) if _relayed(nest))
+        return
     for inner in _sequences(columns, trims):
         for outer, homes in _with_homes(rows, trims):
             if trims and _walks(inner) and any(how == DIRECT for _, how in outer):
@@ -114,6 +122,12 @@ def nests(
             yield Nest(inner, outer, homes)
             if _walks(inner) and _walks(outer):
                 yield Nest(inner, outer, homes, rows_first=True)
+
+
+def _relayed(nest: Nest) -> bool:
+    """Whether all that moves is gathered, or goes around step by step."""
+    hows = {how for _, how in (*nest.columns, *nest.rows)} | set(nest.homes)
+    return not hows & {DIRECT, BOTH}
 
 
 def _sequences(dims: tuple[tuple[str, int], ...], trims: bool) -> Iterator[Sequence]:

@@ -72,7 +72,8 @@ class Result:
         objective: "time", "memory" or "robust".
         memory_limit: bytes of a GPU.
         counts: of the space.
-        ranked: every simulated candidate, in the order of the objective; by time for the robust.
+        ranked: every candidate among the best, in the order of the objective; by time for the
+            robust.
         pareto: those that nothing beats in both time and memory, fastest first.
         named: the named designs.
         unemitted: what the objective prefers to all of these, but has no module yet, or None.

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mercurygen.cost import closed
+from mercurygen.cost.decide import decide
 from mercurygen.cost.links import Network
 from mercurygen.cost.report import Cost, together
 from mercurygen.cost.scenario import Scenario, scenarios
-from mercurygen.cost.simulate import simulate
 from mercurygen.lower.plan import Plan
 from mercurygen.search.candidate import RESOLUTION, Candidate, fastest, pareto
 
@@ -172,7 +172,7 @@ def _first(
 
 
 def time_of(
-    candidate: Candidate, network: Network, price: Callable[[Plan, Network], Cost] = simulate
+    candidate: Candidate, network: Network, price: Callable[[Plan, Network], Cost] = decide
 ) -> float:
     """Seconds of a schedule on a network, forward and backward if it has both."""
     cost = price(candidate.plan, network)

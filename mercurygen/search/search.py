@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from mercurygen import operators
 from mercurygen.cost import closed
+from mercurygen.cost.decide import LARGE
 from mercurygen.cost.links import Network
 from mercurygen.cost.report import together
 from mercurygen.cost.simulate import simulate
@@ -31,7 +32,7 @@ from mercurygen.search.gradients import Gradients
 from mercurygen.search.place import links, place, target
 from mercurygen.search.result import Counts, Named, Result
 from mercurygen.search.robust import Robustness, weigh
-from mercurygen.search.space import Point, is_variant, plain, settle, usual_axes
+from mercurygen.search.space import Point, beyond, is_variant, plain, settle, usual_axes
 
 Progress = Callable[[str, int, int], None]  # (what is done, how many are, of how many)
 Emits = Callable[[Plan], Refusal | None]  # why no module is emitted for a plan yet
@@ -148,7 +149,7 @@ class _Tried:
 
     def look(self, number: int, point: Point) -> None:
         """Price a point, or note what refuses it."""
-        settled = settle(point)
+        settled = beyond(point) or settle(point)
         if isinstance(settled, Refusal):
             return self.refuse(point, settled)
         program, directives = settled
@@ -299,7 +300,12 @@ def _robust(
 
 
 def simulated(candidate: Candidate, network: Network) -> Candidate:
-    """With its cost by the event simulation, of forward and backward if it has both."""
+    """With its cost by the event simulation, of forward and backward if it has both.
+
+    Of more than LARGE ranks the closed form stands.
+    """
+    if network.size > LARGE:
+        return candidate
     cost = simulate(candidate.plan, network)
     if candidate.gradient is not None:
         cost = together(cost, simulate(candidate.gradient, network))

@@ -20,6 +20,10 @@ What is the same plan is one point: gathers that nothing walks around are done o
 is written between them; reductions go innermost first; on two ranks both ways around are one; a
 loop over joined heads that cuts only one of the two axes is a loop over that one.
 
+Of more than LARGE ranks (`cost.decide`) the meshes have no more dimensions than there are levels,
+or than a design has roles; nothing is walked direct or both ways, and there are no tile loops:
+these are priced rank by rank.
+
 Left out, because it gains nothing by any of our topologies and models:
 
 * `reverse`: the mirror image of a ring costs what the ring does.
@@ -41,6 +45,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, product
 from math import prod
 
+from mercurygen.cost.decide import LARGE
 from mercurygen.designs import patterns
 from mercurygen.designs.meshes import meshes
 from mercurygen.errors import Refusal
@@ -65,7 +70,7 @@ from mercurygen.schedule.directives import (
 )
 from mercurygen.schedule.rules.parallelize import splittable
 from mercurygen.search.loops import PARTS, loops
-from mercurygen.search.nests import BOTH, Groups, count, directives, nests
+from mercurygen.search.nests import BOTH, DIRECT, Groups, count, directives, nests
 
 ATENS = Patch("body", ATEN)
 
@@ -154,6 +159,28 @@ def size(
     return total
 
 
+def beyond(point: Point) -> Refusal | None:
+    """What more than LARGE ranks are not priced for: see `cost.decide`."""
+    ranks = point.mesh.size
+    found = next((d for d in point.directives if _every_rank(d)), None)
+    if ranks <= LARGE or found is None:
+        return None
+    return Refusal(
+        "too-many-ranks-to-price",
+        lambda: (
+            f"`{found}` is not priced for {ranks} ranks: every one of them would be played",
+            f"at most {LARGE} ranks (`--group`); or write the schedule, which is then proved",
+        ),
+    )
+
+
+def _every_rank(directive: Directive) -> bool:
+    """Whether a line is priced rank by rank."""
+    if isinstance(directive, Shift):
+        return any({BOTH, DIRECT} & set(along.options) for along in directive.along)
+    return isinstance(directive, Tile)
+
+
 def is_variant(directives: tuple[Directive, ...]) -> bool:
     """Whether a schedule is a plainer one with a tile loop, or with a ring both ways."""
     return any(
@@ -186,9 +213,10 @@ def settle(point: Point) -> tuple[Program, tuple[Directive, ...]] | Refusal:
 
 
 def _meshes(links: tuple[Link, ...]) -> tuple[Mesh, ...]:
-    """The meshes of the whole space."""
+    """The meshes of the whole space; of more than LARGE ranks no dimension more than levels."""
+    more = prod(link.size for link in links) <= LARGE
     active = sum(link.size > 1 for link in links)
-    return meshes(links, max(active + 1, patterns.most_roles()))
+    return meshes(links, max(active + more, patterns.most_roles()))
 
 
 def _orders(
@@ -257,7 +285,7 @@ def _bodies(program: Program, axes: tuple[str, ...] | None) -> Iterator[Body]:
             for axis in dict.fromkeys(split.values())
         )
         columns, rows = (_missing(program, split, x) for x in (groups.columns, groups.rows))
-        for nest in nests(columns, rows, program.mask != "full"):
+        for nest in nests(columns, rows, program.mask != "full", program.mesh.size > LARGE):
             moves = directives(nest, groups, names)
             for loop in loops(program, groups, split, nest.kinds):
                 yield lines, (*moves, *loop)
