@@ -18,6 +18,7 @@ from mercurygen.check.interpret import run_traces
 from mercurygen.check.tensors import cut_whole, join_axes
 from mercurygen.dsl.interpret import interpret
 from mercurygen.errors import Refusal
+from mercurygen.ir.documents import borders_of
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Link, Mesh
 from mercurygen.ir.operator import Domain, Operator
@@ -117,6 +118,8 @@ def domain_of(program: Program) -> Domain | str | None:
     """The mask of a program, as the operator takes it."""
     if not program.mask_axes:
         return None
+    if program.documents:
+        return Domain(program.mask, borders=borders_of(program.documents))
     return Domain("window", program.window) if program.mask == "window" else program.mask
 
 

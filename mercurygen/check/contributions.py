@@ -72,7 +72,8 @@ class Contributions(Transfers):
     def contribute(self, event: Kernel, operand, tensor: Tensor, lists: dict) -> None:
         """Add a block's share to an output; nothing of it may be there already."""
         buffer, here = operand.buffer, self.here
-        causal = event.block is not None and event.block.causal
+        block = event.block
+        causal = block is not None and (block.causal or bool(block.documents))
         region = tuple(lists.get(axis, (0,)) for axis in tensor.axes)
         shares = self.space.shares(tensor, region, lists, causal)
         words = label(self.traces[self.rank], buffer)

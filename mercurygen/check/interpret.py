@@ -26,6 +26,7 @@ from mercurygen.check.tensors import (
     view,
 )
 from mercurygen.dsl.interpret import derive, interpret
+from mercurygen.ir.documents import borders_of
 from mercurygen.ir.operator import Domain, Operator
 from mercurygen.lower.events import (
     Batch,
@@ -225,9 +226,11 @@ class _Player(Ranks):
             merge(self.operator, self.program, states, shares)
 
     def domain(self, event: Kernel) -> Domain | str | None:
-        """The mask of a call; a full block has none."""
+        """The mask of a call; a full block has none, but for what packed documents leave of it."""
         if event.block is None:
             return None
+        if self.program.documents:
+            return Domain(self.program.mask, borders=borders_of(self.program.documents))
         if not event.block.causal:
             return "full"
         if self.program.mask == "window":

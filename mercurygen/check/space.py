@@ -13,6 +13,7 @@ from itertools import product
 from math import prod
 
 from mercurygen.check.content import Content, brief
+from mercurygen.check.documents import fault_of_documents
 from mercurygen.ir.atoms import Region
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.program import Tensor
@@ -33,6 +34,7 @@ class Space:
         self.plan, self.program, self.atoms = plan, plan.program, plan.atoms
         self.liveness = plan.atoms.domain
         self.count = plan.atoms.count
+        self.masked = plan.program.mask != "full" or bool(plan.program.documents)
         self._wanted: dict[tuple, int] = {}
         self._elements: dict[tuple, Fraction] = {}
 
@@ -147,7 +149,7 @@ class Space:
         masked = tuple(axis for axis in self.program.mask_axes if axis in tensor.axes)
         at = tuple(cell[tensor.axes.index(axis)] for axis in masked)
         lists = {axis: tuple(range(self.count[axis])) for axis in reduced}
-        return self.share(reduced, masked, at, lists, self.program.mask != "full")
+        return self.share(reduced, masked, at, lists, self.masked)
 
     def words(self, tensor: Tensor, number: int) -> str:
         """Contributions, in words."""
@@ -171,6 +173,8 @@ def fault_of(
         return "a causal block under a full mask"
     if block.below and not live.striped:
         return "a block below the diagonal of tokens in runs"
+    if live.borders:
+        return fault_of_documents(live, block, rows, cols)
     if not block.causal:
         if live.mask == "causal" and not live.striped and min(rows) > max(cols):
             return None  # all are later than all

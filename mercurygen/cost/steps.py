@@ -17,9 +17,10 @@ from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.program import Program
 from mercurygen.lower.cuts import EARLIER, EQUAL, LATER, Digit, cuts_of
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import tokens_of
+from mercurygen.lower.visible import Block, sizes_of, tokens_of
 
-Call = tuple[int, int, bool, int]  # rows, columns, whether the mask cuts them, rows left out
+# rows, columns, whether the mask cuts them, rows left out, and of packed documents each one's
+Call = tuple[int, int, bool, int, tuple[tuple[int, int], ...]]
 Place = dict[str, int]
 Counts = tuple[tuple[int, int, bool], ...]  # (number, times, whether the rest does not matter)
 
@@ -149,7 +150,7 @@ class Steps:
             self.at.append(at)
         self.kinds = tuple(
             [
-                tuple([(*tokens_of(b, size), b.causal, int(b.below)) for b in blocks])
+                tuple([_call(b, size) for b in blocks])
                 for blocks in cuts.kinds
             ]
         )
@@ -288,6 +289,11 @@ def _moving(program: Program, digit: Digit, walk: Walked | None) -> _Moving:
     if found is None:
         found = program.shared[key] = _Moving(digit, walk, program.mask_axes[0])
     return found
+
+
+def _call(block: Block, size: int) -> Call:
+    """The call on a block, with `size` tokens an atom."""
+    return (*tokens_of(block, size), block.causal, int(block.below), sizes_of(block))
 
 
 def _dims(walks: tuple[Walked, ...], axis: str) -> list[str]:

@@ -54,7 +54,7 @@ def apply(both: Both, layout: str) -> list[str]:
     return [
         f"out, lse = {NAME}.apply({given})",
         *outside.back(layout),
-        "return (out, lse) if return_lse else out",
+        f"return (out, {outside.lse(layout)}) if return_lse else out",
     ]
 
 

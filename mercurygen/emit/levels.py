@@ -154,4 +154,5 @@ class Names:
 
 def with_owner(plan: Plan) -> bool:
     """Whether a walk says whose tile it yields."""
-    return plan.program.mask != "full" or any(x.home == "direct" for x in plan.nest.loops)
+    masked = plan.program.mask != "full" or bool(plan.program.documents)
+    return masked or any(x.home == "direct" for x in plan.nest.loops)

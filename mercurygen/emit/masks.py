@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Literal
 
+from mercurygen.emit import packed
 from mercurygen.emit.loops import column_parts, part_counts, runs_of_chunk
 from mercurygen.emit.needed import need_form
 from mercurygen.emit.words import letters, variable
@@ -13,7 +14,7 @@ from mercurygen.ir.problem import ATTENTION
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, visible
 
-Form = Literal["all", "before", "halves", "stripes", "chunks"]
+Form = Literal["all", "before", "halves", "stripes", "chunks", "documents"]
 
 
 def mask_form(plan: Plan) -> Form:
@@ -22,8 +23,11 @@ def mask_form(plan: Plan) -> Form:
     "all": every tile whole. "before": tiles of earlier owners, whole. "halves": the early half
     of an earlier owner's tile; all of a later owner's, by our late half. "stripes": a causal
     square, of a later owner's tile below the diagonal. "chunks": by the numbers of its chunks.
+    "documents": by the documents that are packed (see `packed`).
     A closed form is used only where it is what `visible` says for every pair.
     """
+    if plan.program.documents:
+        return "documents"
     whole = plan.nest.begin == "only" and not any(loop.outputs for loop in plan.nest.loops)
     if plan.program.mask == "full" or whole:
         return "all"
@@ -64,6 +68,8 @@ def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]
 def visible_functions(plan: Plan) -> list[str]:
     """`_visible`, and `_chunks` where something goes by their numbers."""
     form = mask_form(plan)
+    if form == "documents":
+        return packed.functions(plan)
     triton = plan.program.kernel == TRITON
     chunkwise = _VISIBLE_JOINED if triton else _VISIBLE_CHUNKS
     halves, stripes = _VISIBLE_HALVES, _VISIBLE_STRIPES

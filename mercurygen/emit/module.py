@@ -21,6 +21,7 @@ from mercurygen.emit import (
     operator_module,
     operator_refusals,
     outside,
+    packed,
     parts,
     results,
     tiles,
@@ -147,7 +148,8 @@ def refuse(
     """
     program = plan.program
     if program.operator in BACKWARD:
-        return _refused(gradients.not_emitted(plan) or _border_not_emitted(plan))
+        what = packed.not_emitted(plan) or gradients.not_emitted(plan)
+        return _refused(what or _border_not_emitted(plan))
     if program.kernel == OWN_BODY and operator is not None:
         return _refused(operator_refusals.not_emitted(plan, operator))
     for tensor in program.tensors:
@@ -185,7 +187,8 @@ def _not_emitted(plan: Plan) -> str | None:
         return f"operator {program.operator}"
     if program.order.kind == "striped" and "chunks" in (masks.mask_form(plan), need_form(plan)):
         return "a causal mask on stripes of one token"
-    what = _of_tiles(plan) if plan.tiles else results.not_emitted(plan)
+    what = packed.not_emitted(plan)
+    what = what or (_of_tiles(plan) if plan.tiles else results.not_emitted(plan))
     if what is not None:
         return what
     return _border_not_emitted(plan)
@@ -243,7 +246,9 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
     placed = expects.placed(expected)
     sections = [_layout(plan, both, placed), *_work(plan)]
     triton = plan.program.kernel == TRITON
-    block = [kernels.forward(plan.program.kernel_options) if triton else render("block")]
+    documents = plan.program.documents
+    aten = packed.block() if documents else [render("block")]
+    block = [kernels.forward(plan.program.kernel_options)] if triton else aten
     if levels.merged(plan) or (plan.nest.begin != "only" and not triton):
         block.append(render("merge", blind_rows=levels.blind_rows(plan)))
     function = []
@@ -256,6 +261,7 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
         block += differentiable.kernel(both.backward)
     sections.append(("one block on one GPU", block))
     checks = [entry.check(plan, both, layout)]
+    checks += [render("packed_borders")] if documents else []
     if plan.program.mesh.dims:
         names = tuple(tensor.name for tensor in plan.program.inputs)
         whole = tuple(name for name in names if held.whole(plan.program, name))
@@ -265,7 +271,7 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
             "sliced": len(whole) < len(names),
             "of_slices": f'name not in "{"".join(whole)}" and ' if whole else "",
         }
-        checks.append(render("check_inputs", **values))
+        checks.append(render("packed_check_inputs" if documents else "check_inputs", **values))
     sections.append(("checks", checks))
     sections += expects.sections(expected, plan.program.mesh.size)
     sections.append(_self_check(plan, both, layout, placed))
@@ -276,19 +282,21 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
 def _layout(plan: Plan, both: Both | None, placed: bool = False) -> Section:
     """Which tokens a rank owns."""
     mesh, order = plan.program.mesh, plan.program.order
-    labels = []
-    if both and not held.whole(plan.program, "out"):
+    labels, documents = [], bool(plan.program.documents)
+    if both and not documents and not held.whole(plan.program, "out"):
         given = "mesh: DeviceMesh" if mesh.dims else "mesh: None = None"
         labels = [render("labels", mesh=given, ranks=mesh.size > 1)]
     if not mesh.dims:
         return "layout: one rank owns all tokens", [render("single"), *labels]
     causal, multiple = plan.program.mask == "causal", entry.global_multiple(plan)
-    values = {"world": mesh.size, "multiple": multiple, "causal": causal}
+    pads = causal or documents  # the end of the sequence, which no other token sees
+    values = {"world": mesh.size, "multiple": multiple, "causal": pads}
     values["chunks"] = order.chunks(mesh)
     values["whole"] = held.listed(held.all_whole(plan)) if held.all_whole(plan) else ""
     values |= {kind: order.kind == kind for kind in ("zigzag", "striped")}
     texts = [render("mesh", world=mesh.size, placed=placed), render("groups")]
     texts.append(render("layout", **values))
+    texts += packed.layout(plan) if documents else []
     return "layout: which tokens a rank owns", [*texts, *labels]
 
 
@@ -342,11 +350,11 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
     seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
     values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
     rows = batch if batch > 1 else 2
-    values |= outside.reference(layout, rows, seq, heads, split)
     values["mask"] = kernels.mask_argument(plan, causal)
     values["wide"] = plan.program.kernel == TRITON
     values["alone"] = kernels.alone(plan)
     if not mesh.dims:
+        values |= outside.reference(layout, rows, seq, heads, split)
         reference = render(
             reference_text,
             mesh_type="None",
@@ -355,16 +363,22 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
         )
         return "self-check: python NAME.py", [reference, render("self_check_single")]
     where = {"mesh_type": "DeviceMesh", "device": "mesh.device_type"}
+    heading = f"self-check: torchrun on {mesh.size} ranks, with GPUs or without"
+    if plan.program.documents:
+        check = render("self_check", blind=False, blinds=True, placed=placed)
+        texts = packed.self_check(plan, seq, heads, split)
+        return heading, [*texts, check]
+    values |= outside.reference(layout, rows, seq, heads, split)
     reference = render(reference_text, **where, **values)
     local = {t: seq if held.whole(plan.program, t) else seq // mesh.size for t in "qk"}
     others = not held.whole(plan.program, "k")  # a rank has keys of its own
-    values |= {"local": local["k"], "blind": others}
+    values |= {"local": local["k"], "blind": others, "blinds": others}
     values["kv_size"] = outside.sizes(layout, batch, local["k"], split, 16)
     values["queries_size"] = outside.sizes(layout, batch, local["q"], heads, 16)
     values["placed"] = placed
     values["all_seen"] = causal and local["q"] > local["k"]
     check = render("self_check", **values)
-    return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [reference, check]
+    return heading, [reference, check]
 
 
 def _imports(code: str) -> str:

@@ -15,7 +15,7 @@ from mercurygen.emit.handles import Group, Operation, Work
 from mercurygen.emit.matching import Matching
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.values import EXTERNALS, Storage, Tensor
-from mercurygen.ir.caller import arranged, exchanged
+from mercurygen.ir.caller import PACKED, arranged, exchanged
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.events import (
     Batch,
@@ -47,6 +47,7 @@ class Playback(Matching):
         return {
             "_autocast": lambda values: (values["q"], values["k"], values["v"]),
             "_check": lambda values: None,
+            "_borders": lambda values: [*self.plan.atoms.domain.borders],
             "_block_forward": self.triton if self.program.kernel == TRITON else self.aten,
             "_merge": lambda values: self.merge(**values),
             "_weigh": lambda values: self.weigh(**values),
@@ -60,7 +61,8 @@ class Playback(Matching):
         for name, number in self.trace.inputs.items():
             tensor = Tensor.new(self.local_shape(name), self.dtype, "input", sure=False)
             self.bound[number], tensor.storage.buffer = tensor.storage, number
-            tensors.append(tensor.transpose(*pair) if pair else tensor)
+            outside = tensor.transpose(*pair) if pair else tensor
+            tensors.append(outside.squeeze(0) if layout == PACKED else outside)
         head = self.program.extent(self.program.inputs[0].dims[3][0])
         self.scale = head**-0.5 if scale is None else scale
         return tensors
@@ -182,6 +184,12 @@ class Playback(Matching):
         less = int(block.below)
         by_rows = self.program.sequence(self.program.tensor(name)) == rows
         ends = (less, 0) if by_rows else (0, less)
+        if block.documents:  # of whole atoms those tokens that they have
+            one, last = (
+                x.rows if by_rows else x.cols for x in (block.documents[0], block.documents[-1])
+            )
+            start, stop = block.rows if by_rows else block.cols
+            ends = one[0], (stop - start) * self.plan.chunk - last[1]
         whole = tuple((axis, *span) for axis, span in cuts.items())
         self.part(name, tensor, whole, ends, event.extents)
 
@@ -221,11 +229,22 @@ class Playback(Matching):
         """`_block_forward` of torch's kernel, which `_merge` may follow."""
         event = self.block(values)
         self.same("causal", event.block.causal, values["causal"])
+        self.documents(event, values)
         shares = self.shares(values, self.dtype, sure=False)
         if not event.merge:
             return self.begins(event, shares)
         self.merging = event, [share.storage for share in shares]
         return shares
+
+    def documents(self, event: Kernel, values: dict[str, Any]) -> None:
+        """Which rows and columns of the block each packed document has."""
+        pieces = event.block.documents
+        if not pieces:
+            return
+        want = tuple([pieces[0][i][0], *(piece[i][1] for piece in pieces)] for i in (0, 1))
+        want = tuple([place - places[0] for place in places] for places in want)
+        one = ([0, values["q"].shape[1]], [0, values["k"].shape[1]])
+        self.same("documents", want, values["documents"] or one)
 
     def triton(self, values: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """`_block_forward` of the Triton kernel, which merges by itself."""

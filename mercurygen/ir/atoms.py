@@ -12,6 +12,7 @@ from functools import cached_property
 from math import lcm, prod
 
 from mercurygen.errors import InternalError
+from mercurygen.ir.documents import borders_of
 from mercurygen.ir.layout import Interleaving, Order, interleaving
 from mercurygen.ir.liveness import Liveness
 from mercurygen.ir.program import Program, Tensor
@@ -187,7 +188,12 @@ class Atoms:
         rows = program.mask_axes[0]
         count = self.count[rows]
         return Liveness(
-            program.mask, program.window, bool(self.striped), count, program.extent(rows) // count
+            program.mask,
+            program.window,
+            bool(self.striped),
+            count,
+            program.extent(rows) // count,
+            borders_of(program.documents) if program.documents else (),
         )
 
     def elements(self, tensor: Tensor, region: Region) -> int:

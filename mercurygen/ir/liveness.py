@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 
@@ -16,6 +17,8 @@ class Liveness:
         striped: whether atom a holds the tokens a, a + count, a + 2 count, ..., and not a run.
         count: atoms of the sequence.
         size: tokens of one atom.
+        borders: of packed documents, where each begins, and the end; of these only pairs within
+            one are live.
     """
 
     mask: str
@@ -23,9 +26,26 @@ class Liveness:
     striped: bool
     count: int
     size: int
+    borders: tuple[int, ...] = ()
 
     def kind(self, row: int, column: int) -> str:
         """Of a pair of atoms: "full" (every pair live), "dead" (none), or "cut"."""
+        kind = self._kind(row, column)
+        if not self.borders or kind == "dead" or row == column and kind == "cut":
+            return kind
+        first, last = sorted((row, column))
+        if self._one_document(first * self.size, (last + 1) * self.size - 1):
+            return kind
+        if row == column or self._one_document((first + 1) * self.size - 1, last * self.size):
+            return "cut"
+        return "dead"
+
+    def _one_document(self, first: int, last: int) -> bool:
+        """Whether two positions, in order, are of one document."""
+        return bisect_right(self.borders, first) == bisect_right(self.borders, last)
+
+    def _kind(self, row: int, column: int) -> str:
+        """The same of tokens that are one document."""
         if self.mask == "full":
             return "full"
         nearest, farthest = self._distances(row, column)

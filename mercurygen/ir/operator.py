@@ -49,6 +49,7 @@ class Domain:
         kind: full; causal: j <= i; window: 0 <= i - j < width, so that a row sees itself and the
             width - 1 columns before it.
         width: of a window, else None.
+        borders: of packed documents, where each begins, and the end: only pairs of one are live.
 
     Raises:
         UserError: `dsl-mask`, for an unknown kind, or a width that does not go with it.
@@ -56,6 +57,7 @@ class Domain:
 
     kind: str
     width: int | None = None
+    borders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in DOMAINS:

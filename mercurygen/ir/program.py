@@ -162,6 +162,7 @@ class Program:
         kernel_options: its tile sizes, where the schedule gives any.
         combines: how contributions to outputs are merged.
         window: width of a window mask: a row sees itself and the window - 1 before it.
+        documents: lengths of packed documents; none: every sequence is one.
         loops: axes that are looped over; of the others a body takes all.
         body: inputs and derived tensors that the body reads.
         joins: axes that are tiled as one.
@@ -186,6 +187,7 @@ class Program:
     kernel_options: Options = ()
     combines: tuple[Combine, ...] = ()
     window: int | None = None
+    documents: tuple[int, ...] = ()
     loops: tuple[str, ...] = ()
     body: tuple[str, ...] = ()
     joins: tuple[tuple[str, ...], ...] = ()

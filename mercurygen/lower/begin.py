@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from mercurygen.errors import Refusal
+from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.program import Program
 from mercurygen.lower.cuts import Cuts, cuts_of
 from mercurygen.lower.plan import Gather, Loop, Plan, Spread, Walk
 from mercurygen.lower.recorder import NotARun
 from mercurygen.lower.trace import trace
-from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable
+from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, tokens_of
 
 
 def begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
@@ -115,6 +116,9 @@ def _covers(program: Program, block: Block, lengths: tuple[int, int]) -> bool:
 
     Of the Triton kernel also all columns: it does blocks of which ranks have more and less.
     """
+    size = atoms_of(program).domain.size
+    if block.documents and tokens_of(block, size)[0] < lengths[0] * size:
+        return False
     spans = zip(program.mask_axes, (block.rows, block.cols), lengths, strict=True)
     return not block.below and all(
         span == (0, length)

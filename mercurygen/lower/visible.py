@@ -2,8 +2,9 @@
 
 Rows and columns are ascending lists of atoms of the sequence. torch's kernel does a block that is
 full, or a square that the diagonal cuts; a tile is cut into such blocks, in row order. The Triton
-kernel also does columns before such a square with it. An operator's own body masks by position:
-its tiles are only trimmed to what is live.
+kernel also does columns before such a square with it. So does the one for packed documents, which
+is told what of a block each has. An operator's own body masks by position: its tiles are only
+trimmed to what is live.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.liveness import Liveness
+from mercurygen.lower.packed import Piece, gapless, pieces
 
 MOST_BLOCKS = 8  # of one tile: beyond that the kernel calls are too small
 POSITIONS = "body"  # the kernel that masks by position: the operator's own lines
@@ -29,12 +31,14 @@ class Block(NamedTuple):
             torch's kernel there are no others.
         below: of a striped square: the diagonal itself is dead, so that all rows but the first
             see all columns but the last, as a causal square.
+        documents: of packed ones, what each has of the block; the kernel does no other pairs.
     """
 
     rows: tuple[int, int]
     cols: tuple[int, int]
     causal: bool
     below: bool = False
+    documents: tuple[Piece, ...] = ()
 
 
 class NotCuttable(Exception):
@@ -67,6 +71,8 @@ def _visible(
 ) -> tuple[Block, ...] | str:
     if not rows or not cols:
         return ()
+    if domain.borders:
+        return _packed(domain, kernel, rows, cols)
     if domain.mask == "full":
         return (Block((0, len(rows)), (0, len(cols)), False),)
     if kernel == POSITIONS:
@@ -102,6 +108,28 @@ def _causal(rows: tuple[int, ...], cols: tuple[int, ...], joined: bool) -> tuple
     return tuple(blocks)
 
 
+def _packed(
+    domain: Liveness, kernel: str, rows: tuple[int, ...], cols: tuple[int, ...]
+) -> tuple[Block, ...] | str:
+    """Without documents, and then what they leave of each block."""
+    if kernel:
+        return "no kernel but torch's takes packed documents"
+    if domain.striped:
+        return "packed documents are runs of tokens: they are not dealt one by one"
+    if domain.mask == "full":
+        blocks = (Block((0, len(rows)), (0, len(cols)), False),)
+    else:
+        blocks = _causal(rows, cols, joined=True)
+    found = []
+    for block in blocks:
+        parts = pieces(domain, rows[slice(*block.rows)], cols[slice(*block.cols)])
+        if not gapless(parts):
+            return "packed documents under a full mask are one block only of contiguous tokens"
+        if parts:
+            found.append(block._replace(documents=parts))
+    return tuple(found)
+
+
 def _striped(
     domain: Liveness, rows: tuple[int, ...], cols: tuple[int, ...]
 ) -> tuple[Block, ...] | str:
@@ -132,6 +160,9 @@ def _trimmed(domain: Liveness, rows: tuple[int, ...], cols: tuple[int, ...]) -> 
 
 def tokens_of(block: Block, size: int) -> tuple[int, int]:
     """Rows and columns of a block that the kernel is given, in tokens, with `size` an atom."""
+    if block.documents:
+        first, last = block.documents[0], block.documents[-1]
+        return last.rows[1] - first.rows[0], last.cols[1] - first.cols[0]
     less = 1 if block.below else 0
     return (
         (block.rows[1] - block.rows[0]) * size - less,
@@ -139,8 +170,15 @@ def tokens_of(block: Block, size: int) -> tuple[int, int]:
     )
 
 
+def sizes_of(block: Block) -> tuple[tuple[int, int], ...]:
+    """Rows and columns, in tokens, of each packed document of a block."""
+    return tuple((r[1] - r[0], c[1] - c[0]) for r, c in block.documents)
+
+
 def live_pairs(block: Block, size: int) -> int:
     """Live (query, key) pairs of a block, with `size` tokens an atom."""
+    if block.documents:
+        return sum(pairs_of(*sizes, block.causal) for sizes in sizes_of(block))
     return pairs_of(*tokens_of(block, size), block.causal)
 
 
@@ -164,7 +202,8 @@ def read_run(
         atoms: of the tile.
         others: atoms of the other axis that the rank works on.
     """
-    if domain.mask == "causal" and not domain.striped and others:  # as `domain.live` says
+    runs = domain.mask == "causal" and not domain.striped and not domain.borders
+    if runs and others:  # as `domain.live` says
         start = bisect_left(atoms, min(others)) if by_rows else 0
         stop = len(atoms) if by_rows else bisect_right(atoms, max(others))
         return (start, stop) if start < stop else (0, 0)
