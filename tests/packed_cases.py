@@ -87,10 +87,15 @@ def check_packed(
 
 
 def check_all(
-    rank: int, world: int, text: str, every: Sequence[Packed], dtype: torch.dtype
+    rank: int,
+    world: int,
+    text: str,
+    every: Sequence[Packed],
+    dtype: torch.dtype,
+    train: bool = False,
 ) -> list[list[Call]]:
     """The same of several packings."""
-    return [check_packed(rank, world, text, packed, dtype) for packed in every]
+    return [check_packed(rank, world, text, packed, dtype, train) for packed in every]
 
 
 def check_helpers(rank: int, world: int, text: str, packed: Packed) -> None:

@@ -6,6 +6,7 @@ documents takes none. B72: positions restart with each document.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from dataclasses import replace
@@ -30,6 +31,8 @@ from plans import links_of, plan_of, run_and_compare
 from ranks import Ranks
 
 from mercurygen.check.prove import prove
+from mercurygen.cli.build import plans_of
+from mercurygen.emit.module import emit
 from mercurygen.errors import Refusal
 from mercurygen.ir.caller import PACKED
 from mercurygen.ir.problem import Problem
@@ -37,6 +40,8 @@ from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.trace import trace
 from mercurygen.schedule.apply import apply
+from mercurygen.schedule.schedule import Schedule
+from mercurygen.schedule.text import parse
 
 SEED = int(os.environ.get("MERCURYGEN_SEED", "20261130"))
 ROWS = "parallelize S_q over {0}\n"
@@ -161,6 +166,52 @@ def test_b36_b37_every_rank_against_each_document_alone(case: str) -> None:
         plan = resized(emitted, packed)
         for rank, calls in enumerate(runs):
             want = expected(plan, trace(plan, rank, with_lse=True))
+            assert calls[number] == want, (rank, packed)
+
+
+# --- gradients ----------------------------------------------------------------------------------
+
+BACKWARD = {
+    "ring": "shift k, v, dk, dv: S_kv along m",
+    "all-gather": "shard k, v: S_kv over m\nshard dk, dv: S_kv over m",
+    "Ulysses": "",
+    "double ring": "shift k, v, dk, dv: S_kv along n, m",
+}
+TRAINED = [("ring", "zigzag", True), ("all-gather", "zigzag", True), ("Ulysses", "zigzag", True)]
+TRAINED += [("ring", "contiguous", False), ("double ring", "contiguous", True)]
+
+
+def trained(name: str, order: str, causal: bool) -> Schedule:
+    """A design's schedule with a section `backward`."""
+    forward = module_of(name, order, causal).shown
+    return parse(f"{forward}backward\n{BACKWARD[name]}\n").schedule
+
+
+def text_of(schedule: Schedule) -> str:
+    """Its module."""
+    forward, backward = plans_of(schedule)
+    assert backward is not None
+    return emit(forward.schedule, forward.plan, "tested", ATTENTION, backward.plan)
+
+
+TRAINS: dict[str, tuple[Schedule, list[Packed]]] = {}
+for _name, _order, _causal in TRAINED:
+    _every = [Packed((*x, -sum(x) % 8), _order, _causal) for x in (*LISTS[:5], (17, 2, 41, 20))]
+    _schedule, _case = trained(_name, _order, _causal), f"{_name}-{_order}-{_causal}"
+    TRAINS[_case] = _schedule, _every
+    _text = functools.partial(text_of, _schedule)
+    RANKS[4].add(f"train-{_case}", check_all, _text, _every, torch.float64, True)
+
+
+@pytest.mark.parametrize("case", TRAINS)
+def test_gradients_against_each_document_alone(case: str) -> None:
+    """out, lse, dq, dk and dv of every rank; calls and bytes of both passes are the plans'."""
+    schedule, every = TRAINS[case]
+    runs = RANKS[4].result(f"train-{case}")
+    for number, packed in enumerate(every):
+        plans = plans_of(replace(schedule, problem=problem_of(packed, "float64")))
+        for rank, calls in enumerate(runs):
+            want = [y for x in plans for y in expected(x.plan, trace(x.plan, rank, with_lse=True))]
             assert calls[number] == want, (rank, packed)
 
 

@@ -148,12 +148,7 @@ class Steps:
             walk = None if at is None else walks[at]
             self.digits.append(_moving(program, digit, walk))
             self.at.append(at)
-        self.kinds = tuple(
-            [
-                tuple([_call(b, size) for b in blocks])
-                for blocks in cuts.kinds
-            ]
-        )
+        self.kinds = tuple([tuple([_call(b, size) for b in blocks]) for blocks in cuts.kinds])
         self._rows: dict[int, list[int]] = {}
         self._present: dict[tuple, frozenset[int]] = {}
         self.times = list(product(*(range(walk.size) for walk in walks)))

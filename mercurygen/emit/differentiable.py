@@ -42,6 +42,11 @@ class Both:
         return self.save == "inner" and any(swap.optional for swap in self.plan.after)
 
     @property
+    def borders(self) -> list[str]:
+        """What the function is given of packed documents."""
+        return ["borders"] if self.plan.program.documents else []
+
+    @property
     def groups(self) -> list[str]:
         """Variables of the groups that the function is given."""
         return [variable(name) for name in self.plan.program.mesh.names]
@@ -50,7 +55,7 @@ class Both:
 def apply(both: Both, layout: str) -> list[str]:
     """Lines of the public function that call it; layout: of the caller's tensors."""
     more = ["return_lse"] if both.asks else []
-    given = ", ".join(["q, k, v", *both.groups, "scale", *more])
+    given = ", ".join(["q, k, v", *both.borders, *both.groups, "scale", *more])
     return [
         f"out, lse = {NAME}.apply({given})",
         *outside.back(layout),
@@ -60,7 +65,8 @@ def apply(both: Both, layout: str) -> list[str]:
 
 def function(both: Both, backward: list[str]) -> str:
     """The class, with the lines of its backward."""
-    groups = [f"{name}: dist.ProcessGroup" for name in both.groups]
+    groups = [f"{name}: list[int]" for name in both.borders]
+    groups += [f"{name}: dist.ProcessGroup" for name in both.groups]
     more = ["return_lse: bool"] if both.asks else []
     given = ", ".join(
         ["ctx: Any", "q: Tensor", "k: Tensor", "v: Tensor", *groups, "scale: float", *more]
@@ -117,6 +123,8 @@ def _forward(both: Both) -> list[str]:
             f"ctx.group{'s' if len(groups) > 1 else ''}, {attributes}",
             f"{grouped}, scale",
         )
+    if both.borders:
+        attributes, names = f"ctx.borders, {attributes}", f"borders, {names}"
     lines += [f"{attributes} = {names}", "ctx.mark_non_differentiable(lse)", "return out, lse"]
     return lines
 
@@ -135,7 +143,9 @@ def _backward(both: Both) -> list[str]:
     if groups:
         given = ["ctx.groups" if len(groups) > 1 else "ctx.group", *given]
         names = [f"({', '.join(groups)})" if len(groups) > 1 else groups[0], *names]
-    others = len(both.groups) + 1 + both.asks
+    if both.borders:
+        given, names = ["ctx.borders", *given], ["borders", *names]
+    others = len(both.groups) + len(both.borders) + 1 + both.asks
     return [
         f"{KEPT} = ctx.saved_tensors",
         f"{', '.join(names)} = {', '.join(given)}",
@@ -223,7 +233,8 @@ def kernel(plan: Plan) -> list[str]:
     if plan.program.kernel == TRITON:
         moving = any(loop.outputs for loop in plan.nest.loops)
         return [kernels.backward(plan.program.kernel_options), *(add if moving else [])]
-    return [render("block_backward"), *(add if plan.nest.begin != "only" else [])]
+    block = render("packed_block_backward" if plan.program.documents else "block_backward")
+    return [block, *(add if plan.nest.begin != "only" else [])]
 
 
 def beside(code: str, forward: list[str], backward: list[str]) -> tuple[str, list[str]]:

@@ -6,7 +6,7 @@ inside it, and `_tile_gradients` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import kernels, masks, walk
+from mercurygen.emit import kernels, masks, packed, walk
 from mercurygen.emit.border import in_runs, is_striped, runs_argument, split_function
 from mercurygen.emit.levels import Level, Names, with_owner
 from mercurygen.emit.rings import name_of, ring_of
@@ -74,6 +74,7 @@ class Gradients(Names):
         tensors = [*(self.staying if index else ()), *kernels.given(self.plan)]
         places = [f"{self.letters[dim]}: int" for dim in self.places(index)]
         groups = [f"{variable(dim)}: dist.ProcessGroup" for dim in self.groups(index)]
+        groups = [*(f"{x}: list[int]" for x in _borders(self.plan)), *groups]
         return [*(f"{x}: Tensor" for x in tensors), *places, *groups, "scale: float"]
 
     def groups(self, index: int) -> list[str]:
@@ -101,7 +102,7 @@ class Gradients(Names):
         tensors = [tiles.get(names[x], x) for x in kernels.given(self.plan)]
         places = [self.letters[dim] for dim in self.places(index + 1)]
         groups = [variable(dim) for dim in self.groups(index + 1)]
-        given = [*self.staying, *tensors, *places, *groups, "scale"]
+        given = [*self.staying, *tensors, *places, *_borders(self.plan), *groups, "scale"]
         return f"{self.function(index + 1)}({', '.join(given)})"
 
 
@@ -115,9 +116,15 @@ def call(plan: Plan) -> str:
     """The call that gives dq, dk and dv."""
     if not needs_function(plan):
         causal = plan.program.mask == "causal"
-        return f"_block_backward({', '.join(kernels.given(plan))}, scale, {causal=})"
+        more = ", documents=(borders, borders)" if plan.program.documents else ""
+        return f"_block_backward({', '.join(kernels.given(plan))}, scale, {causal=}{more})"
     groups = [variable(dim) for dim in Gradients(plan).groups(0)]
-    return f"_gradients({', '.join([*kernels.given(plan), *groups, 'scale'])})"
+    return f"_gradients({', '.join([*kernels.given(plan), *_borders(plan), *groups, 'scale'])})"
+
+
+def _borders(plan: Plan) -> list[str]:
+    """What the functions are given of packed documents."""
+    return ["borders"] if plan.program.documents else []
 
 
 def functions(plan: Plan) -> list[str]:
@@ -282,6 +289,8 @@ def _body(names: Gradients, index: int) -> list[str]:
 def _blocks(names: Gradients, tensors: str) -> list[str]:
     """The blocks that the mask leaves, added up."""
     plan, every, form = names.plan, _every(names), masks.mask_form(names.plan)
+    if form == "documents":
+        return packed.gradients(plan, *map(names.slot, names.program.mask_axes))
     if form == "all":
         return kernels.added(plan, tensors, every, False)
     cut = {"q": "rows", "grad_out": "rows", "out": "rows", "k": "cols", "v": "cols"}

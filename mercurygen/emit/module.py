@@ -365,9 +365,8 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
     where = {"mesh_type": "DeviceMesh", "device": "mesh.device_type"}
     heading = f"self-check: torchrun on {mesh.size} ranks, with GPUs or without"
     if plan.program.documents:
-        check = render("self_check", blind=False, blinds=True, placed=placed)
-        texts = packed.self_check(plan, seq, heads, split)
-        return heading, [*texts, check]
+        texts = packed.self_check(plan, seq, heads, split, train=both is not None)
+        return heading, [*texts, render("self_check", blind=False, blinds=True, placed=placed)]
     values |= outside.reference(layout, rows, seq, heads, split)
     reference = render(reference_text, **where, **values)
     local = {t: seq if held.whole(plan.program, t) else seq // mesh.size for t in "qk"}

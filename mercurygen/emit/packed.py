@@ -14,7 +14,6 @@ from typing import Literal
 from mercurygen.emit import kernels, outside
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import variable
-from mercurygen.ir.problem import BACKWARD
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, visible
 
@@ -142,6 +141,36 @@ def gathered(plan: Plan, empty: list[str]) -> list[str]:
     ]
 
 
+def gradients(plan: Plan, me: str, owner: str) -> list[str]:
+    """Lines that add a tile's gradients to others; me, owner: numbers of the ranks."""
+    every = [tensor.name for tensor in plan.program.outputs]
+    parts = ", ".join(f"{x}[:, {'rows' if x == 'dq' else 'cols'}]" for x in every)
+    sliced = "grad_out[:, rows], q[:, rows], k[:, cols], v[:, cols], out[:, rows], lse[:, :, rows]"
+    block = f"_block_backward({sliced}, scale"
+    if form(plan) == "gathered":
+        return [
+            *_runs_of(plan),
+            "    cols, documents = _seen(borders, first, stop)",
+            f"    share = {block}, {_how(plan)}, documents=documents)",
+            f"    _add(({parts}), share)",
+        ]
+    whole = f"_block_backward(grad_out, q, k, v, out, lse, scale, {_how(plan)}"
+    return [
+        f"if {owner} == {me}:",
+        f"    own = _among(borders, {me}, q.shape[1])",
+        f"    _add(({', '.join(every)}), {whole}, documents=(own, own)))",
+        "else:",
+        f"    for rows, cols in _visible(borders, {me}, {owner}, q.shape[1]):",
+        f"        share = {block}, causal=False)",
+        f"        _add(({parts}), share)",
+    ]
+
+
+def _runs_of(plan: Plan) -> list[str]:
+    """The loop over runs of our rows."""
+    return [f"for rows, first, stop in _runs({ours(plan)}, q.shape[1]):"]
+
+
 def functions(plan: Plan) -> list[str]:
     """What says which rows and columns documents have, callers first."""
     kind = form(plan)
@@ -172,7 +201,7 @@ def block() -> list[str]:
     return [render("packed_block"), render("packed_parts")]
 
 
-def self_check(plan: Plan, seq: int, heads: int, kv_heads: int) -> list[str]:
+def self_check(plan: Plan, seq: int, heads: int, kv_heads: int, train: bool) -> list[str]:
     """The reference, and what is compared with it, for inputs of these sizes."""
     local = seq // plan.program.mesh.size
     values: dict[str, object] = {"seq": seq, "local": local}
@@ -180,16 +209,17 @@ def self_check(plan: Plan, seq: int, heads: int, kv_heads: int) -> list[str]:
     sized = {name: f"{seq}, {n}, {size}" for name, n, size in outside.each(heads, kv_heads)}
     values |= {f"{name}_size": size for name, size in sized.items()}
     values |= {"kv_size": f"{local}, {kv_heads}, 16", "queries_size": f"{local}, {heads}, 16"}
-    texts = [render("packed_reference", **values), render("packed_error", **values)]
-    return [*texts, render("packed_blind", **values)]
+    values["out_size"] = f"{seq}, {heads}, {outside.each(heads, kv_heads)[2][2]}"
+    reference, error = "packed_reference", "packed_error"
+    if train:
+        reference, error = "packed_reference_gradients", "packed_error_gradients"
+    return [render(reference, **values), render(error, **values), render("packed_blind", **values)]
 
 
 def not_emitted(plan: Plan) -> str | None:
     """What of a plan of packed documents has no text yet."""
     if not plan.program.documents:
         return None
-    if plan.program.operator in BACKWARD:
-        return "the gradient of packed documents"
     if not plan.program.mesh.dims:
         return "packed documents on one rank"
     return None if form(plan) else "tiles that are gathered and come by, of packed documents"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from mercurygen.errors import Refusal
 from mercurygen.ir.documents import within
 from mercurygen.ir.liveness import Liveness
+from mercurygen.ir.problem import BACKWARD
 from mercurygen.ir.program import Program
 from mercurygen.lower.plan import Loop
 
@@ -70,11 +71,14 @@ def refuse(program: Program, loops: tuple[Loop, ...]) -> Refusal | None:
     if not program.documents:
         return None
     walks = [walk for loop in loops for walk in loop.walks]
+    gradient = program.operator in BACKWARD  # of keys and values, which go with them
+    travel = [x for x in loops if x.outputs and not (gradient and x.axis == program.mask_axes[1])]
+    scattered = any(stage.kind == "scatter" for stage in program.stages) or program.replicated
     if program.tiles:
         what, help = "a tile loop", "leave `tile` out: --schedule ring, allgather-kv or ulysses"
-    elif any(loop.outputs for loop in loops):
+    elif travel:
         what, help = "results that travel", "let keys and values come by: --schedule ring"
-    elif any(stage.kind == "scatter" for stage in program.stages) or program.replicated:
+    elif scattered and not gradient:
         what, help = (
             "partial results of several ranks",
             "split the queries: --schedule allgather-kv",
