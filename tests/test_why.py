@@ -16,6 +16,7 @@ from mercurygen.cli.why import Why
 from mercurygen.cost.topology import load
 from mercurygen.ir.problem import Problem
 from mercurygen.search import changes as module
+from mercurygen.search.candidate import OBJECTIVES
 from mercurygen.search.changes import changes, identity
 from mercurygen.search.result import Result
 from mercurygen.search.search import search
@@ -145,3 +146,13 @@ def test_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen.done() == told[told.index("\n\n") + 2 :]
     run("explain", file, "--json").refused("usage", "--why")
     run("explain", file, "--why", "--topo", "a100x8").refused("another-topology", "emit it again")
+
+
+def test_the_rule_of_every_objective() -> None:
+    """Of one that needs less memory nothing is said of the fastest, though it takes longer."""
+    result = search("attention", Problem(seq=4096), load("h100x8"), group=(2,))
+    slow, fast = result.ranked[-1], result.ranked[0]
+    told = {rule: why._old(slow, fast, rule).rpartition("; ")[2] for rule in OBJECTIVES}
+    assert "the simplest" in told["time"] and "regretted" in told["robust"]
+    assert "chosen" not in told["memory"]
+    assert "chosen" not in why._old(fast, slow, "time")

@@ -134,7 +134,7 @@ def knobs(case: Case, group: tuple[int, ...], peak: int) -> tuple[Knob, ...]:
     found = [knob("bandwidth", x.name, "GB/s", _plain(x.bandwidth / 1e9)) for x in spanned]
     if spanned:
         found.append(knob("host", None, "us", _plain(gpu.host_transfer * 1e6)))
-    found.append(Knob("memory", None, "GiB", gib, (min(gib, peak / 2**30) * 0.9, gib)))
+    found.append(Knob("memory", None, "GiB", gib, (min(gib, peak / 2**30) * 0.8, gib)))
     found += [knob(n, None, "", getattr(problem, n)) for n in ("seq", "batch", "kv_heads")]
     return tuple(found)
 
