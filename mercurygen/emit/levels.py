@@ -43,6 +43,11 @@ class Level:
     last: bool
 
     @property
+    def dims(self) -> tuple[str, ...]:
+        """The dimensions along which its tiles come by, outermost first."""
+        return tuple(walk.dim for walk in self.loop.walks) if self.loop else ()
+
+    @property
     def home(self) -> str | None:
         """How the results of the loop go to the owners of its tiles, if they do."""
         return self.loop.home if self.loop else None
@@ -82,7 +87,7 @@ class Names:
         if index == 0 and not self.plan.nest.reduces:
             return "_attend"
         level = self.levels[index]
-        return "_partial" if level.last else f"_attend_along_{level.loop.walks[-1].dim}"
+        return "_partial" if level.last else f"_attend_along_{'_'.join(level.dims)}"
 
     def is_block(self, index: int) -> bool:
         """Whether a level is nothing but one call of the kernel."""
@@ -93,7 +98,7 @@ class Names:
         """Dimensions whose owner the loops around a level have fixed."""
         if not self.causal:
             return []
-        return [level.loop.walks[-1].dim for level in self.levels[:index]]
+        return [dim for level in self.levels[:index] for dim in level.dims]
 
     def groups(self, index: int) -> list[str]:
         """Dimensions whose communicator a level or what is inside it needs."""
@@ -135,6 +140,11 @@ class Names:
             else:
                 held.append(f'range(MESH["{dim}"])')
         return f"_chunks({', '.join(held)})"
+
+    def owner(self, index: int) -> str:
+        """Whose tile comes by at a level: one index, or one along every ring of its nest."""
+        names = [self.letters[dim] for dim in self.levels[index].dims]
+        return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
     def call(self, index: int, q: str = "q", k: str = "k", v: str = "v") -> str:
         """A call of a level, on these tensors."""

@@ -1,10 +1,10 @@
-"""The loop of a nest by which k and v come, as the emitted text has it."""
+"""The loop of a nest by which tiles come in rings inside rings, as the emitted text has it."""
 
 from __future__ import annotations
 
 from math import lcm
 
-from mercurygen.lower.plan import Gather, Plan, Stages, Walk, walk_levels
+from mercurygen.lower.plan import Gather, Loop, Plan, Stages, Walk, walk_levels
 
 Levels = list[tuple[str, tuple[Gather, ...]]]
 
@@ -14,9 +14,16 @@ def leading(plan: Plan) -> tuple[Gather, ...]:
     return tuple(stage for loop in plan.nest.loops for stage in loop.leading)
 
 
+def bringing(plan: Plan) -> Loop | None:
+    """The loop of inputs that come by: of several the one of rings inside rings, if one is."""
+    loops = (loop for loop in plan.nest.loops if loop.tensors and loop.walks)
+    return max(loops, key=lambda loop: len(loop.walks), default=None)
+
+
 def walking(plan: Plan) -> Stages:
-    """The outermost walk and what is inside it, of the first tensors that are walked."""
-    return next((loop.walking for loop in plan.nest.loops if loop.tensors and loop.walks), ())
+    """The outermost walk of that loop, and what is inside it."""
+    loop = bringing(plan)
+    return loop.walking if loop else ()
 
 
 def levels(plan: Plan) -> Levels:

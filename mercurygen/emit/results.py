@@ -11,7 +11,8 @@ from mercurygen.emit.border import is_striped, runs_argument
 from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.needed import need_form
-from mercurygen.emit.rings import name_of, ring_of
+from mercurygen.emit.rings import name_of, nested, ring_of
+from mercurygen.emit.walk import nest_dims, spare_call
 from mercurygen.emit.ways import reduce_outer, reductions, ways_home
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Gather, Loop, Plan, Reduce
@@ -22,8 +23,8 @@ def not_emitted(plan: Plan) -> str | None:
     if not partial(plan):
         return "several loops" if len(plan.nest.loops) > 1 else None
     for loop in plan.nest.loops:
-        if len(loop.walks) > 1 or loop.partner:
-            return "partial results of rings inside rings"
+        if loop.partner:
+            return "partial results of a skewed pair of shifts"
         if not loop.tensors and not _cut_evenly(plan, loop):
             return "results that go home from tokens in this order"
     if any(reduce.axis for reduce in plan.nest.reduces) and is_striped(plan):
@@ -43,12 +44,11 @@ def not_emitted(plan: Plan) -> str | None:
 def _ring_not_emitted(plan: Plan) -> str | None:
     """Which way that tiles come by beside partial results has no text yet."""
     loops = plan.nest.loops
-    rings = {ring_of(plan, loop.walks[-1]) for loop in loops if loop.tensors and loop.walks}
+    rings = {ring_of(plan, walk) for loop in loops if loop.tensors for walk in loop.walks}
     if any(ring.direct for ring in rings) and need_form(plan) != "whole":
         return "partial results where direct shifts bring what the mask leaves of tiles"
     carried = [loop for loop in loops if loop.home == "relayed"]
-    own = {ring_of(plan, loop.walks[-1]) for loop in carried if loop.tensors}
-    if any(ring.direct or ring.both for ring in own) or carried and any(r.reverse for r in rings):
+    if carried and any(r.reverse for r in rings):
         return "results that travel on where tiles come by otherwise than from the previous rank"
     return None
 
@@ -155,8 +155,8 @@ def _doc(names: Names, index: int, whole: bool) -> list[str]:
     if whole:
         return [_shapes(names.plan)]
     if not level.last:
-        dim = level.loop.walks[-1].dim
-        text = f"Out and lse of our queries over the keys that all ranks along {dim} have here."
+        dims = " and ".join(level.dims)
+        text = f"Out and lse of our queries over the keys that all ranks along {dims} have here."
         return [f'    """{text}"""']
     if names.trimmed:
         return ['    """Out and lse of the rows of q that see a key of k; [] if there are none."""']
@@ -200,13 +200,16 @@ def _tiles(names: Names, loop: Loop, index: int, stages: tuple) -> str:
 
 def _walk(names: Names, index: int) -> str:
     """The tiles of a level, one after the other."""
-    loop = names.levels[index].loop
+    loop, plan = names.levels[index].loop, names.plan
     walk = loop.walks[-1]
+    group = variable(walk.dim)
     if not loop.tensors:
-        return f"_by_owner(q, {variable(walk.dim)})"
-    ring = name_of(names.plan, walk)
-    leading = () if part_counts(names.plan) else loop.leading
-    call = f"{ring}({_tiles(names, loop, index, leading)}, {variable(walk.dim)})"
+        return f"_by_owner(q, {group})"
+    tiles = _tiles(names, loop, index, () if part_counts(plan) else loop.leading)
+    if len(loop.walks) > 1:
+        return f"_walk_tiles({tiles}, {', '.join(map(variable, nest_dims(plan)))})"
+    given = f"{spare_call(plan, walk, tiles)}, " if nested(plan) else ""
+    call = f"{name_of(plan, walk)}({tiles}, {given}{group})"
     for stage in loop.walking[1:]:
         group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
         call = f"_gather_ahead({call}, {group})"
@@ -229,7 +232,7 @@ def _home(names: Names, index: int) -> tuple[str, str]:
 
 def _ring(names: Names, index: int) -> list[str]:
     """A loop around others whose results go home."""
-    owner = names.letters[names.levels[index].loop.walks[-1].dim] if names.causal else "_"
+    owner = names.owner(index) if names.causal else "_"
     tile = f"{owner}, (keys, values)" if with_owner(names.plan) else "keys, values"
     inner = names.call(index + 1, k="keys", v="values")
     more = f"_merge(out, lse, *{inner})"
@@ -268,15 +271,13 @@ def _body(names: Names, index: int) -> list[str]:
     k, v = ("keys", "values") if level.loop else ("k", "v")
     pad = "        " if level.loop else "    "
     if not names.causal:
-        owner = f"{names.letters[level.loop.walks[-1].dim]}, " if with_owner(names.plan) else ""
-        tile = f"_, ({k}, {v})" if owner else f"{k}, {v}"
+        tile = f"_, ({k}, {v})" if with_owner(names.plan) else f"{k}, {v}"
         lines.append(f"    for {tile} in {_walk(names, index)}:")
         whole = kernels.merged(plan, "out, lse", f"q, {k}, {v}", False)
         return [*lines, f"        {whole}", "    return out, lse"]
     lines += [f"    mine = {rows}", "    size = q.shape[1] // len(mine)"]
     if level.loop:
-        owner = names.letters[level.loop.walks[-1].dim]
-        lines.append(f"    for {owner}, ({k}, {v}) in {_walk(names, index)}:")
+        lines.append(f"    for {names.owner(index)}, ({k}, {v}) in {_walk(names, index)}:")
     tensors = f"q[:, rows], {k}[:, cols], {v}[:, cols]"
     block = kernels.merged(plan, "out[:, rows], lse[:, :, rows]", tensors, kernels.CUT)
     return [

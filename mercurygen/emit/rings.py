@@ -75,6 +75,11 @@ def name_of(plan: Plan, walk: Walk) -> str:
     return next(name for name, each in rings(plan).items() if each == ring)
 
 
+def nested(plan: Plan) -> bool:
+    """Whether rings are inside rings: buffers are kept outside of them then, and used again."""
+    return len(levels(plan)) > 1
+
+
 def yields(plan: Plan, owner: str) -> str:
     """What rings yield."""
     return f"tuple[{owner}, {TILES}]" if with_owner(plan) else TILES
@@ -140,8 +145,7 @@ def _ways(plan: Plan) -> list[bool]:
 
 
 def _walk(plan: Plan, name: str, ring: Ring) -> str:
-    """One ring. Alone it has its own buffers; in a nest they are kept outside and reused."""
-    nested = len(levels(plan)) > 1
+    """One ring. It has its own buffers, unless rings are nested."""
     owner = with_owner(plan)
     count = ring.buffers
     few = f"min({count}, size - 1)" if count > 1 else "1"
@@ -150,9 +154,9 @@ def _walk(plan: Plan, name: str, ring: Ring) -> str:
         buffers = "tuple(map(torch.empty_like, tiles))"
         buffers = f"[{buffers}]"
     note = "  # used in turn" if count > 1 else "  # used again and again"
-    spare = [] if nested else [f"    spare = {buffers}{note}"]
+    spare = [] if nested(plan) else [f"    spare = {buffers}{note}"]
     size = "size, me = group.size(), group.rank()" if owner else "size = group.size()"
-    given = f"spare: list[{TILES}], " if nested else ""
+    given = f"spare: list[{TILES}], " if nested(plan) else ""
     more = "".join(f", {each}" for each in _parameters(plan, ring))
     return "\n".join(
         [

@@ -13,13 +13,13 @@ from mercurygen.emit.needed import need_form
 from mercurygen.emit.rings import TILES
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
-from mercurygen.lower.plan import Gather, Plan, Stages
+from mercurygen.lower.plan import Gather, Plan, Stages, Walk
 
 
 def functions(plan: Plan) -> list[str]:
     """Everything that brings tiles, callers first."""
     texts = []
-    if len(levels(plan)) > 1:
+    if rings.nested(plan):
         texts += [_walk_tiles(plan), _spare(plan)]
     if walking(plan):
         texts += rings.functions(plan)
@@ -45,7 +45,7 @@ def _inside(plan: Plan) -> Stages:
 def _walk_tiles(plan: Plan) -> str:
     """`_walk_tiles`: rings inside rings, the loops in the order of the schedule."""
     found = levels(plan)
-    form, names = mask_form(plan), letters(plan.program.mesh.dims)
+    form, names = _owner_form(plan), letters(plan.program.mesh.dims)
     groups = ", ".join(f"{variable(dim)}: dist.ProcessGroup" for dim in nest_dims(plan))
     around = " for every tile of ".join(f"{dim}" for dim, _ in reversed(found))
     what = {"all": "the tiles", "chunks": "(places, tiles)"}.get(form, "(slot, tiles)")
@@ -59,7 +59,7 @@ def _walk_tiles(plan: Plan) -> str:
     body: list[str] = []
     for depth, (dim, gathers) in enumerate(found):
         group, lists = variable(dim), direct.Lists(plan, depth)
-        most = _spare_argument(plan, dim)
+        most = _spare_argument(plan, walked(plan)[depth])
         buffers = f"_spare(tiles, {group}{most}{f', {longer}' if scaled else ''})"
         if depth:
             lines.append(f"    at_{dim} = {buffers}")
@@ -88,6 +88,12 @@ def _walk_tiles(plan: Plan) -> str:
     return "\n".join([*lines, *body])
 
 
+def _owner_form(plan: Plan) -> Form:
+    """How the nest says whose tile it yields: by number, by "chunks" of places, or ("all") not."""
+    form = mask_form(plan)
+    return "chunks" if form == "all" and with_owner(plan) else form
+
+
 def _spare(plan: Plan) -> str:
     """`_spare`: the receive buffers of a ring of a nest."""
     longer = any(isinstance(stage, Gather) for stage in walking(plan))
@@ -106,10 +112,17 @@ def _spare(plan: Plan) -> str:
     )
 
 
-def _spare_argument(plan: Plan, dim: str) -> str:
+def _spare_argument(plan: Plan, walk: Walk) -> str:
     """`, 4`: how many buffers a ring uses, where rings differ in that."""
     counts = {ring.buffers for ring in rings.rings(plan).values()}
-    return f", {rings.rings(plan)[rings.ring_name(plan, dim)].buffers}" if len(counts) > 1 else ""
+    return f", {rings.ring_of(plan, walk).buffers}" if len(counts) > 1 else ""
+
+
+def spare_call(plan: Plan, walk: Walk, tiles: str) -> str:
+    """The buffers of a ring beside a nest of them."""
+    scaled = any(isinstance(stage, Gather) for stage in walking(plan))
+    more = f"{_spare_argument(plan, walk)}{', 1' if scaled else ''}"
+    return f"_spare({tiles}, {variable(walk.dim)}{more})"
 
 
 def nest_dims(plan: Plan) -> tuple[str, ...]:
@@ -146,7 +159,7 @@ def _slot(plan: Plan, form: Form) -> str:
     """The owner of a tile: its place along every walk, or one number, row-major."""
     names = letters(plan.program.mesh.dims)
     if form == "chunks":
-        return f"({', '.join(names[dim] for dim in plan.nest.walks)})"
+        return f"({', '.join(names[walk.dim] for walk in walked(plan))})"
     number = ""
     for dim in plan.row_dims:
         if number:
