@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from mercurygen.emit.loops import walked, walking
-from mercurygen.emit.needed import may_be_empty, need_form, own_are_longer, uneven
+from mercurygen.emit.needed import (
+    cut_loop,
+    may_be_empty,
+    need_form,
+    own_are_longer,
+    rows_are_cut,
+    uneven,
+)
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
-from mercurygen.lower.plan import Plan, Stages, Walk
+from mercurygen.lower.plan import Loop, Plan, Stages, Walk
 
 _NEEDED = {
     "before": '''\
@@ -17,11 +23,23 @@ def _needed(reader: PLACE, owner: PLACE, tokens: int) -> int:
 def _needed(reader: PLACE, owner: PLACE, tokens: int) -> int:
     """How many tokens of an owner's tile, from the front, a reader sees."""
     return tokens // 2 if owner < reader else tokens  # an earlier one's late run comes later''',
+    "after": '''\
+def _needed(reader: PLACE, owner: PLACE, tokens: int) -> int:
+    """How many rows of an owner's tile see keys of a reader."""
+    return tokens if owner > reader else 0  # an earlier owner's come before all of the reader's''',
+    "late halves": '''\
+def _needed(reader: PLACE, owner: PLACE, tokens: int) -> int:
+    """How many rows of an owner's tile, from its end, see keys of a reader."""
+    return tokens if owner > reader else tokens // 2  # an earlier one's early run comes earlier''',
     "chunks": '''\
 def _needed(rows: list[int], cols: list[int], tokens: int) -> int:
     """How many tokens of a tile, from the front, some rows see; both by numbers of their chunks."""
     return bisect_left(cols, rows[-1] + 1) * tokens // len(cols)''',
 }
+_NEEDED_ROWS = '''\
+def _needed(rows: list[int], cols: list[int], tokens: int) -> int:
+    """How many rows of a tile, from its end, see some columns; both by numbers of their chunks."""
+    return (len(rows) - bisect_left(rows, cols[0])) * tokens // len(rows)'''
 
 
 _FRONTS = '''\
@@ -35,7 +53,8 @@ def functions(plan: Plan) -> list[str]:
     form = need_form(plan)
     if form == "whole":
         return [render("fetch_whole")]
-    cuts = form != "before"  # there all of a tile is read, or nothing
+    cuts = form not in ("before", "after")  # there all of a tile is read, or nothing
+    rows = rows_are_cut(plan)
     fetch = render(
         "fetch",
         more="".join(f", {each}" for each in parameters(plan)),
@@ -46,9 +65,10 @@ def functions(plan: Plan) -> list[str]:
         empty=may_be_empty(plan),
     )
     place = "tuple[int, ...]" if _places(plan) else "int"
-    needed = _NEEDED[form].replace("PLACE", place)
+    needed = _NEEDED_ROWS if rows and form == "chunks" else _NEEDED[form].replace("PLACE", place)
     fronts = [_FRONTS] if uneven(plan) else []
-    return [fetch, *([render("cut")] if cuts else []), *fronts, needed, render("front")]
+    cut = [render("cut", rows=rows)] if cuts else []
+    return [fetch, *cut, *fronts, needed, render("front")]
 
 
 def parameters(plan: Plan) -> list[str]:
@@ -66,17 +86,20 @@ def parameters(plan: Plan) -> list[str]:
 
 
 def beside(plan: Plan) -> tuple[str, ...]:
-    """Dimensions beside the walks that split the rows, where it goes by numbers of chunks."""
-    walk, *more = walked(plan)
-    if not (walk.direct or more) or need_form(plan) != "chunks":
+    """Dimensions beside those of the rings along which a place is asked for, where it goes by
+    numbers of chunks."""
+    loop = cut_loop(plan)
+    if loop is None or need_form(plan) != "chunks":
         return ()
-    here = {stage.dim for stage in walking(plan)} if more else {walk.dim}
-    return tuple(dim for dim in plan.row_dims if dim not in here)
+    here = {stage.dim for stage in loop.walking}
+    split = {dim for axis in plan.program.mask_axes for dim in plan.program.parallel_dims(axis)}
+    return tuple(dim for dim in plan.program.order.dims if dim in split - here)
 
 
 def _listed(plan: Plan) -> bool:
     """Whether rings of a nest are given the chunks of rows and columns that it goes by."""
-    return need_form(plan) == "chunks" and len(walked(plan)) > 1
+    loop = cut_loop(plan)
+    return loop is not None and need_form(plan) == "chunks" and len(loop.walks) > 1
 
 
 class Lists:
@@ -91,12 +114,15 @@ class Lists:
 
     def __init__(self, plan: Plan, depth: int) -> None:
         self.plan, self.mesh = plan, plan.program.mesh
-        walks = walked(plan)
+        self.names, self.rows, self.cols = [], "", ""
+        if not _listed(plan):
+            return
+        self.loop: Loop = cut_loop(plan)
+        walks = self.loop.walks
         self.walk = walks[depth]
         self.around = [walk for walk in walks[:depth] if walk.direct]
         passed_on = self.walk.dim in uneven(plan)
-        self.names, self.rows, self.cols = [], "", ""
-        if not _listed(plan) or not (self.walk.direct or passed_on):
+        if not (self.walk.direct or passed_on):
             return
         dim = self.walk.dim
         self.names = [f"rows_{dim}", f"cols_{dim}"]
@@ -132,7 +158,7 @@ class Lists:
 
     def _reading(self, walk: Walk, place: dict[str, str]) -> str:
         """The rows that read what a rank of a direct ring receives, on it and further inside."""
-        inside = {each.dim for each in _inside(self.plan, walk)}
+        inside = {each.dim for each in _inside(self.loop, walk)}
         at = {d: f"[{variable(d)}.rank()]" for d in self.plan.row_dims if d not in inside}
         if walk.dim in at:
             at[walk.dim] = f"[{letters(self.mesh.dims)[walk.dim]}]"
@@ -141,15 +167,17 @@ class Lists:
 
     def _of_tile(self, depth: int) -> str:
         """The columns of a tile that comes by at a depth."""
-        walks = walked(self.plan)
-        at = {s.dim: f"[{variable(s.dim)}.rank()]" for s in _inside(self.plan, walks[depth], True)}
+        walks = self.loop.walks
+        inside = [stage.dim for stage in _inside(self.loop, walks[depth], True)]
+        own = (*self.plan.program.parallel_dims(self.loop.axis), *inside)
+        at = {dim: f"[{variable(dim)}.rank()]" for dim in own}
         at |= {walk.dim: f"[{letters(self.mesh.dims)[walk.dim]}]" for walk in walks[: depth + 1]}
         return _chunks_at(self.plan, at)
 
 
-def _inside(plan: Plan, walk: Walk, gathers: bool = False) -> Stages:
+def _inside(loop: Loop, walk: Walk, gathers: bool = False) -> Stages:
     """The walks inside one, with the gathers or without."""
-    stages = walking(plan)
+    stages = loop.walking
     inner = stages[stages.index(walk) + 1 :]
     return tuple(stage for stage in inner if gathers or isinstance(stage, Walk))
 
@@ -162,7 +190,8 @@ def _chunks_at(plan: Plan, places: dict[str, str]) -> str:
 
 def _places(plan: Plan) -> bool:
     """Whether an owner is said by its places along several rings, and not by a number."""
-    return any(walk.direct for walk in walked(plan)[1:])
+    loop = cut_loop(plan)
+    return loop is not None and any(walk.direct for walk in loop.walks[1:])
 
 
 def _asked(plan: Plan, reader: str, owner: str) -> str:
@@ -173,17 +202,13 @@ def _asked(plan: Plan, reader: str, owner: str) -> str:
         if _places(plan):
             return f"(*ours, {reader}), (*theirs, {owner})"
         return f"{reader}, {owner}"
-    dim, program = walked(plan)[0].dim, plan.program
+    loop, program = cut_loop(plan), plan.program
+    place = {axis: owner if axis == loop.axis else reader for axis in program.mask_axes}
+    (walk,) = loop.walks
 
-    def held(index: str, mine: tuple[str, ...]) -> str:
-        places = [
-            (
-                f"[{index}]"
-                if each == dim
-                else f"[{variable(each)}.rank()]" if each in mine else f'range(MESH["{each}"])'
-            )
-            for each in program.order.dims
-        ]
-        return f"_chunks({', '.join(places)})"
+    def held(axis: str) -> str:
+        """The chunks along an axis of the rank that reads, or owns, the tile."""
+        at = {dim: f"[{variable(dim)}.rank()]" for dim in program.parallel_dims(axis)}
+        return _chunks_at(plan, {**at, walk.dim: f"[{place[axis]}]"})
 
-    return f"{held(reader, beside(plan))}, {held(owner, ())}"
+    return ", ".join(map(held, program.mask_axes))

@@ -141,6 +141,8 @@ def functions(plan: Plan) -> list[str]:
             "of": f"{share} of every rank's {moved}",
             "whose": f"its {moved}",
             "merge": "_add(share, arriving)",
+            "on": "",
+            "parameter": "",
         }
         texts.append(render("carry", alone=False, raw=False, **values))
     return [*texts, *_sums(plan), *masks.visible_functions(plan), *walk.functions(plan)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mercurygen.emit import kernels
 from mercurygen.emit.loops import part_counts
+from mercurygen.emit.needed import may_be_empty, rows_are_cut
 from mercurygen.emit.words import letters, variable
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Loop, Plan
@@ -81,6 +82,8 @@ class Names:
         self.raw = plan.nest.begin == "only"  # results are as the kernel leaves them
         self.rounded = self.raw and plan.program.kernel != TRITON  # of the inputs' dtype, strided
         self.trimmed = self.raw and self.causal
+        direct = any(loop.home == "direct" for loop in plan.nest.loops)
+        self.blank = not self.trimmed and direct and rows_are_cut(plan) and may_be_empty(plan)
 
     def function(self, index: int) -> str:
         """The name of a level's function."""

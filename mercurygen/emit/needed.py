@@ -1,7 +1,7 @@
 """How much of a tile is sent where tiles come straight from their owners.
 
-Under a causal mask the columns that some rows see are always the first ones of a tile: how many
-tokens, from the front, is all there is to say.
+Under a causal mask the columns that some rows see are always the first ones of a tile, and the rows
+that see some columns its last ones: how many tokens, from that end, is all there is to say.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from mercurygen.lower.plan import Loop, Plan, Walk
 from mercurygen.lower.rings import Owners, Rings
 
-Need = Literal["whole", "before", "halves", "chunks"]
+Need = Literal["whole", "before", "halves", "after", "late halves", "chunks"]
 
 
 class Asked(NamedTuple):
@@ -36,26 +36,38 @@ def need_form(plan: Plan) -> Need:
     """How the module says how many tokens a rank reads of another's tile.
 
     "whole": all. "before": all of an earlier owner's, none of a later one's. "halves": the early
-    half of an earlier owner's, all of a later one's. "chunks": by the numbers of its chunks.
+    half of an earlier owner's, all of a later one's. Of rows: "after", all of a later owner's, none
+    of an earlier one's, and "late halves". "chunks": by the numbers of its chunks.
     """
     asked = _all_asked(plan)
     if all(x.tokens == x.of for x in asked):
         return "whole"
     if uneven(plan):
         return "chunks"
-    if all(x.tokens == (x.of if x.earlier else 0) for x in asked):
-        return "before"
+    rows = rows_are_cut(plan)
+    if all(x.tokens == (x.of if x.earlier != rows else 0) for x in asked):
+        return "after" if rows else "before"
     if all(x.tokens == (x.of // 2 if x.earlier else x.of) for x in asked):
-        return "halves"
+        return "late halves" if rows else "halves"
     return "chunks"
+
+
+@lru_cache(maxsize=256)
+def cut_loop(plan: Plan) -> Loop | None:
+    """The loop of which direct rings bring only what the mask leaves: there is one at most."""
+    cut = (loop for loop in plan.nest.loops if any(x.tokens != x.of for x in _asked(plan, loop)))
+    return next(cut, None)
+
+
+def rows_are_cut(plan: Plan) -> bool:
+    """Whether those are tiles of the mask's rows."""
+    loop = cut_loop(plan)
+    return loop is not None and loop.axis == plan.program.mask_axes[0]
 
 
 def may_be_empty(plan: Plan) -> bool:
     """Whether nothing at all may be read of a tile."""
-    alone = all(len(loop.walks) == 1 for loop in plan.nest.loops)
-    if need_form(plan) == "chunks" and not alone:
-        return any(not x.tokens for x in _all_asked(plan))
-    return need_form(plan) in ("before", "chunks")
+    return any(not x.tokens for x in _all_asked(plan))
 
 
 @lru_cache(maxsize=256)

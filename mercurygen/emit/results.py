@@ -6,14 +6,14 @@ inside it, and `_partial` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import held, kernels
+from mercurygen.emit import direct, held, kernels, rings
 from mercurygen.emit.border import is_striped, runs_argument
 from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
 from mercurygen.emit.loops import part_counts
-from mercurygen.emit.needed import need_form
-from mercurygen.emit.rings import name_of, nested, ring_of
+from mercurygen.emit.needed import rows_are_cut
+from mercurygen.emit.rings import name_of, nested
 from mercurygen.emit.walk import nest_dims, spare_call
-from mercurygen.emit.ways import reduce_outer, reductions, ways_home
+from mercurygen.emit.ways import beside_home, reduce_outer, reductions, ways_home
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Gather, Loop, Plan, Reduce
 
@@ -31,25 +31,10 @@ def not_emitted(plan: Plan) -> str | None:
         return "partial results that are dealt out token by token"
     if any(loop.walks and "q" in loop.tensors and not loop.home for loop in plan.nest.loops):
         return "queries that come by where their results are not sent home"
-    what = _ring_not_emitted(plan)
-    if what is not None:
-        return what
     if any(reduce.dtype for reduce in plan.nest.reduces):
         return "partial results that cross links in less than float32"
     if plan.nest.begin == "first" and plan.program.mask != "full":
         return "partial results that begin with a block that the mask cuts"
-    return None
-
-
-def _ring_not_emitted(plan: Plan) -> str | None:
-    """Which way that tiles come by beside partial results has no text yet."""
-    loops = plan.nest.loops
-    rings = {ring_of(plan, walk) for loop in loops if loop.tensors for walk in loop.walks}
-    if any(ring.direct for ring in rings) and need_form(plan) != "whole":
-        return "partial results where direct shifts bring what the mask leaves of tiles"
-    carried = [loop for loop in loops if loop.home == "relayed"]
-    if carried and any(r.reverse for r in rings):
-        return "results that travel on where tiles come by otherwise than from the previous rank"
     return None
 
 
@@ -209,7 +194,8 @@ def _walk(names: Names, index: int) -> str:
     if len(loop.walks) > 1:
         return f"_walk_tiles({tiles}, {', '.join(map(variable, nest_dims(plan)))})"
     given = f"{spare_call(plan, walk, tiles)}, " if nested(plan) else ""
-    call = f"{name_of(plan, walk)}({tiles}, {given}{group})"
+    beside = "".join(f", {variable(dim)}" for dim in direct.beside(plan)) if walk.direct else ""
+    call = f"{name_of(plan, walk)}({tiles}, {given}{group}{beside})"
     for stage in loop.walking[1:]:
         group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
         call = f"_gather_ahead({call}, {group})"
@@ -222,12 +208,17 @@ def _home(names: Names, index: int) -> tuple[str, str]:
     dim = loop.walks[-1].dim
     owner, tile = names.letters[dim], "(queries,)" if loop.tensors else "queries"
     inner = names.call(index + 1, q="queries")
+    if names.blank:  # no row may see a key of ours
+        inner = f"{inner} if queries.numel() else ()"
     share = f"({owner}, {inner})" if loop.home == "direct" else inner
     named = owner if loop.home == "direct" or names.causal else "_"
     target = f"{named}, {tile}" if with_owner(plan) else tile
-    way = "_to_owners" if loop.home == "direct" else "_carry"
     line = f"    shares = ({share} for {target} in {_walk(names, index)})"
-    return line, f"{way}(shares, {variable(dim)})"
+    if loop.home == "relayed":
+        reverse = loop.walks[-1].reverse
+        on = rings.way_argument(plan, reverse) if rings.carries_both_ways(plan) else ""
+        return line, f"_carry(shares, {variable(dim)}{on})"
+    return line, f"_to_owners(shares, {', '.join(map(variable, (dim, *beside_home(names))))})"
 
 
 def _ring(names: Names, index: int) -> list[str]:
@@ -258,11 +249,20 @@ def _body(names: Names, index: int) -> list[str]:
     plan, word = names.plan, kernels.mask_word(names.plan)
     if names.trimmed:
         share = kernels.call(plan, "q[:, rows], k[:, cols], v[:, cols]", kernels.CUT)
+        lines, size = [f"    theirs = {rows}", f"    mine = {cols}"], "q.shape[1] // len(theirs)"
+        if rows_are_cut(plan):
+            lines += [
+                "    size = k.shape[1] // len(mine)",
+                "    theirs = theirs[len(theirs) - q.shape[1] // size :]  # q has the last of them",
+            ]
+            size = "size"
         return [
-            f"    theirs, mine = {rows}, {cols}",
-            "    blocks = _visible(theirs, mine, q.shape[1] // len(theirs))  # one at most",
+            *lines,
+            f"    blocks = _visible(theirs, mine, {size})  # one at most",
             f"    return [x for rows, cols, {word} in blocks for x in {share}]",
         ]
+    if rows_are_cut(plan):
+        return _of_last_rows(names, rows, cols)
     lines = [
         "    dtype = torch.promote_types(q.dtype, torch.float32)",
         "    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype)",
@@ -284,6 +284,28 @@ def _body(names: Names, index: int) -> list[str]:
         *lines,
         f"{pad}for rows, cols, {word} in _visible(mine, {cols}, size):",
         f"{pad}    {block}",
+        "    return out, lse",
+    ]
+
+
+def _of_last_rows(names: Names, rows: str, cols: str) -> list[str]:
+    """The body where q has only the last rows of a tile: no others see a key."""
+    plan, word = names.plan, kernels.mask_word(names.plan)
+    block = kernels.merged(
+        plan, "late[:, rows], late_lse[:, :, rows]", "q[:, rows], k[:, cols], v[:, cols]", kernels.CUT
+    )
+    return [
+        f"    theirs = {rows}",
+        f"    mine = {cols}",
+        "    size = k.shape[1] // len(mine)",
+        "    tokens = len(theirs) * size",
+        "    dtype = torch.promote_types(q.dtype, torch.float32)",
+        "    out = q.new_zeros(q.shape[0], tokens, q.shape[2], v.shape[3], dtype=dtype)",
+        "    lse = q.new_full((q.shape[0], q.shape[2], tokens), -torch.inf, dtype=dtype)",
+        "    first = tokens - q.shape[1]  # q has the last rows of the tile",
+        "    late, late_lse = out[:, first:], lse[:, :, first:]",
+        f"    for rows, cols, {word} in _visible(theirs[first // size :], mine, size):",
+        f"        {block}",
         "    return out, lse",
     ]
 

@@ -105,11 +105,6 @@ def functions(plan: Plan) -> list[str]:
     return texts
 
 
-def plain_shift() -> str:
-    """`_shift` to the next rank, of whole tiles."""
-    return render("shift", **_SHIFTS[False,], some="", unless="")
-
-
 _SHIFTS = {  # by whether the rings are reversed: the words of `_shift`
     (False,): {
         "parameter": "",
@@ -136,9 +131,21 @@ _SHIFTS = {  # by whether the rings are reversed: the words of `_shift`
 
 
 def _ways(plan: Plan) -> list[bool]:
-    """Whether rings that pass tiles on one way are reversed: one of them, or both."""
+    """Whether what is passed on one way goes in reverse: one of the two, or both."""
     relayed = [ring for ring in rings(plan).values() if not ring.direct and ring.both != "odd"]
-    return sorted({ring.reverse for ring in relayed})
+    carried = [loop.walks[-1] for loop in plan.nest.loops if loop.home == "relayed"]
+    return sorted({each.reverse for each in (*relayed, *carried)})
+
+
+def carries_both_ways(plan: Plan) -> bool:
+    """Whether some sums travel with reversed rings and others do not."""
+    homes = (loop for loop in plan.nest.loops if loop.home == "relayed")
+    return len({loop.walks[-1].reverse for loop in homes}) > 1
+
+
+def way_argument(plan: Plan, reverse: bool) -> str:
+    """`, 1`: which way `_shift` goes, where it goes both."""
+    return f", {-1 if reverse else 1}" if len(_ways(plan)) > 1 else ""
 
 
 # --- rings ----------------------------------------------------------------------------------
@@ -223,8 +230,7 @@ def _arriving(ring: Ring, buffer: str, held: str, owner: str) -> str:
 
 def _shift(plan: Plan, ring: Ring, held: str) -> str:
     """Pass tiles on."""
-    way = f", {-1 if ring.reverse else 1}" if len(_ways(plan)) > 1 else ""
-    return f"_shift({held}, arriving, group{way})"
+    return f"_shift({held}, arriving, group{way_argument(plan, ring.reverse)})"
 
 
 def _fetch(plan: Plan, ring: Ring, buffer: str, step: str) -> str:

@@ -21,11 +21,7 @@ def functions(plan: Plan) -> list[str]:
     texts = []
     if rings.nested(plan):
         texts += [_walk_tiles(plan), _spare(plan)]
-    if walking(plan):
-        texts += rings.functions(plan)
-    passed_on = any(not ring.direct and ring.both != "odd" for ring in rings.rings(plan).values())
-    if not passed_on and any(loop.home == "relayed" for loop in plan.nest.loops):
-        texts.append(rings.plain_shift())
+    texts += rings.functions(plan)
     if any(isinstance(stage, Gather) for loop in plan.nest.loops for stage in loop.walking):
         texts.append(_gather_ahead(plan))
     if leading(plan) and not part_counts(plan):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from mercurygen.emit import rings
 from mercurygen.emit.levels import PAIR, Names, with_owner
 from mercurygen.emit.templates import render
+from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Plan
 
 _CARRIED = {
@@ -31,13 +33,17 @@ def ways_home(names: Names) -> list[str]:
                 what="(owner, queries)" if owner else "the queries",
             )
         )
-    shares = "list[Tensor]" if names.trimmed else PAIR
+    shares = "list[Tensor]" if names.trimmed else "tuple[Tensor, ...]" if names.blank else PAIR
     for home in dict.fromkeys(loop.home for loop in loops):
         if home == "direct":
             texts += _to_owners(names, shares)
         else:
             alone = any(not loop.tensors for loop in loops if loop.home == "relayed")
-            texts.append(render("carry", alone=alone, raw=names.rounded, **_CARRIED))
+            both = rings.carries_both_ways(plan)
+            (first, *_) = (loop for loop in loops if loop.home == "relayed")
+            on = ", on" if both else rings.way_argument(plan, first.walks[-1].reverse)
+            values = {"on": on, "parameter": ", on: int" if both else "", **_CARRIED}
+            texts.append(render("carry", alone=alone, raw=names.rounded, **values))
     if names.rounded and loops:
         dense = "list[Tensor]" if names.trimmed else "tuple[Tensor, ...]"
         values = {"share_type": shares, "dense_type": dense, "trimmed": names.trimmed}
@@ -53,15 +59,25 @@ def _to_owners(names: Names, shares: str) -> list[str]:
     part = "tuple[Tensor, ...]"
     values = {
         "trimmed": names.trimmed,
+        "some": names.blank,
         "raw": names.rounded,
         "share_type": shares,
         "arriving_type": f"tuple[slice, {part}]" if names.trimmed else part,
         "sends_type": shares if names.trimmed else part,
-        "recvs_type": "Iterable[Tensor]" if names.trimmed else part,
+        "recvs_type": "Iterable[Tensor]" if names.trimmed or names.blank else part,
+        "beside": "".join(f", {variable(each)}: dist.ProcessGroup" for each in beside_home(names)),
         "mine": names.chunks(rows, **{dim: "me"}),
         "theirs": names.chunks(cols, **{dim: "peer"}),
     }
     return [render("to_owners", **values), render("transfer", **values)]
+
+
+def beside_home(names: Names) -> list[str]:
+    """The other dimensions of whose ranks it depends what goes straight to the owners."""
+    if not (names.trimmed or names.blank):
+        return []
+    home = next(loop for loop in names.plan.nest.loops if loop.home == "direct").walks[-1].dim
+    return [dim for dim in names.own_places() if dim != home]
 
 
 def reductions(plan: Plan) -> list[str]:
