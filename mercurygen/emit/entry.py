@@ -260,6 +260,17 @@ def _check_tensors(plan: Plan, layout: str) -> str:
     return "\n".join([*lines, last])
 
 
+def _of_single_stripes(plan: Plan) -> bool:
+    """Whether tiles are single stripes, of which a causal square loses a row and a column."""
+    form, order = masks.mask_form(plan), plan.program.order
+    if form not in ("stripes", "spaced") or plan.before:
+        return False
+    rows = plan.program.mask_axes[0]
+    split = {*plan.program.parallel_dims(rows)}
+    split |= {w.dim for loop in plan.nest.loops if loop.axis == rows for w in loop.walks}
+    return split >= set(order.dims)
+
+
 def _check_sizes(plan: Plan, both: Both | None, layout: str) -> list[str]:
     b, s, h, _ = outside.places(layout)
     split, grouped, batch = (split_of(plan, axis, both) for axis in ("H", "G", "B"))
@@ -295,7 +306,7 @@ def _check_sizes(plan: Plan, both: Both | None, layout: str) -> list[str]:
             f'        raise ValueError(f"{{shapes}}: S must be {must}")',
         ]
     plans = [plan, *([both.backward] if both else [])]
-    if any(masks.mask_form(each) == "stripes" and not each.before for each in plans):
+    if any(_of_single_stripes(each) for each in plans):
         lines += [
             f"    if q.{at} < 2:",
             '        raise ValueError(f"{shapes}: S must be at least 2")',

@@ -9,7 +9,7 @@ from __future__ import annotations
 from mercurygen.emit import kernels, masks, packed, walk
 from mercurygen.emit.border import in_runs, is_striped, runs_argument, split_function
 from mercurygen.emit.levels import Level, Names, with_owner
-from mercurygen.emit.rings import name_of, ring_of
+from mercurygen.emit.ring_kinds import name_of, ring_of
 from mercurygen.emit.templates import render
 from mercurygen.emit.ways import deal, reduce_outer
 from mercurygen.emit.words import called, variable
@@ -302,11 +302,17 @@ def _blocks(names: Gradients, tensors: str) -> list[str]:
     parts = ", ".join(f"{x}[:, {'rows' if x == 'dq' else 'cols'}]" for x in names.every)
     rows, cols = names.program.mask_axes
     word = kernels.mask_word(plan)
-    if form == "chunks":
+    if form in masks.LISTED:
         first, second = "mine", "theirs"  # whose rows, and whose columns
         if any(loop.axis == rows for loop in plan.nest.loops if loop.walks):
             first, second = second, first
         ours = f"{first}, {second}"
+        if form == "spaced":
+            return [
+                f"{ours} = {names.chunks(rows)}, {names.chunks(cols)}",
+                f"rows, cols = _visible({ours})",
+                *kernels.added(plan, part, parts, True, apart=True),
+            ]
         (added,) = kernels.added(plan, part, parts, kernels.CUT)
         return [
             f"{ours} = {names.chunks(rows)}, {names.chunks(cols)}",

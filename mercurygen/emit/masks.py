@@ -14,7 +14,8 @@ from mercurygen.ir.problem import ATTENTION
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import Block, visible
 
-Form = Literal["all", "before", "halves", "stripes", "chunks", "documents"]
+Form = Literal["all", "before", "halves", "stripes", "spaced", "chunks", "documents"]
+LISTED = ("spaced", "chunks")  # forms that go by the numbers of chunks
 
 
 def mask_form(plan: Plan) -> Form:
@@ -22,8 +23,9 @@ def mask_form(plan: Plan) -> Form:
 
     "all": every tile whole. "before": tiles of earlier owners, whole. "halves": the early half
     of an earlier owner's tile; all of a later owner's, by our late half. "stripes": a causal
-    square, of a later owner's tile below the diagonal. "chunks": by the numbers of its chunks.
-    "documents": by the documents that are packed (see `packed`).
+    square, of a later owner's tile below the diagonal. "spaced": of any stripes, by the number of
+    their first chunks. "chunks": by the numbers of its chunks. "documents": by the documents that
+    are packed (see `packed`).
     A closed form is used only where it is what `visible` says for every pair.
     """
     if plan.program.documents:
@@ -39,7 +41,7 @@ def mask_form(plan: Plan) -> Form:
         for form in ("before", "halves", "stripes"):
             if _holds(plan, form, slots):
                 return form
-    return "chunks"
+    return "spaced" if plan.program.order.kind == "striped" else "chunks"
 
 
 def _holds(plan: Plan, form: str, slots: list[tuple[int, ...]]) -> bool:
@@ -76,9 +78,9 @@ def visible_functions(plan: Plan) -> list[str]:
     if plan.nest.begin != "first":  # of our own tile, too
         halves = _ALL_HALVES.format(**(_AHEAD if triton else _CUTS))
         stripes = _ALL_STRIPES
-    fixed = {"halves": halves, "stripes": stripes, "chunks": chunkwise}
+    fixed = {"halves": halves, "stripes": stripes, "spaced": _VISIBLE_SPACED, "chunks": chunkwise}
     texts = [fixed[form]] if form in fixed else []
-    if "chunks" in (form, need_form(plan)) and plan.program.order.dims:
+    if (form in LISTED or need_form(plan) == "chunks") and plan.program.order.dims:
         texts.append(chunks(plan))
     in_runs = "S_q" in part_counts(plan) or column_parts(plan) > 1
     return [*texts, _RUN] if form == "chunks" and in_runs else texts
@@ -115,6 +117,16 @@ def _visible(me: int, owner: int) -> tuple[slice, slice]:
     if owner <= me:  # its token i comes before our token i, or is it, and its next one after
         return slice(None), slice(None)
     return slice(1, None), slice(None, -1)  # its token i comes after our token i'''
+
+_VISIBLE_SPACED = '''\
+def _visible(rows: list[int], cols: list[int]) -> tuple[slice, slice]:
+    """Rows of q, and columns of k and v, of which the causal mask leaves row i columns up to i.
+
+    Both are as many evenly spaced tokens: those of the stripes of these numbers.
+    """
+    if cols[0] <= rows[0]:  # column i comes before row i, or is it, and the next one after
+        return slice(None), slice(None)
+    return slice(1, None), slice(None, -1)  # column i comes after row i'''
 
 _VISIBLE_CHUNKS = '''\
 def _visible(

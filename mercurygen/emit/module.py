@@ -185,8 +185,8 @@ def _not_emitted(plan: Plan) -> str | None:
     program = plan.program
     if program.operator != "attention":
         return f"operator {program.operator}"
-    if program.order.kind == "striped" and "chunks" in (masks.mask_form(plan), need_form(plan)):
-        return "a causal mask on stripes of one token"
+    if program.order.kind == "striped" and need_form(plan) != "whole":
+        return "direct shifts of stripes of one token"
     what = packed.not_emitted(plan)
     what = what or (_of_tiles(plan) if plan.tiles else results.not_emitted(plan))
     if what is not None:

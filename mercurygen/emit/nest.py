@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, kernels, packed, results, rings, walk
+from mercurygen.emit import direct, kernels, packed, results, ring_kinds, walk
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import partial
 from mercurygen.emit.loops import (
@@ -13,7 +13,7 @@ from mercurygen.emit.loops import (
     runs_of_chunk,
     walking,
 )
-from mercurygen.emit.masks import Form, mask_form
+from mercurygen.emit.masks import LISTED, Form, mask_form
 from mercurygen.emit.words import letters, variable
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Plan
@@ -24,7 +24,7 @@ def group_dims(plan: Plan) -> tuple[str, ...]:
     if partial(plan):
         return tuple(results.group_dims(plan))
     stages = walking(plan) if part_counts(plan) else plan.nest.stages
-    by_rows = mask_form(plan) in ("chunks", "documents")
+    by_rows = mask_form(plan) in (*LISTED, "documents")
     rows = plan.row_dims if by_rows or not part_counts(plan) else ()
     return plan.program.mesh.in_order({*rows, *(stage.dim for stage in stages)})
 
@@ -90,7 +90,7 @@ def attend(plan: Plan) -> str:
         )
     begins = _first(plan, form) if nest.begin == "first" else _empty()
     lines += begins if not lines[-1].endswith('"""') else begins[1:]  # else after a blank line
-    if form == "chunks":
+    if form in LISTED:
         held = ", ".join(
             f"[{variable(dim)}.rank()]" if dim in plan.row_dims else f'range(MESH["{dim}"])'
             for dim in plan.program.order.dims
@@ -98,7 +98,8 @@ def attend(plan: Plan) -> str:
         mine = _all_chunks(plan, held)
         if "S_q" in part_counts(plan):
             mine = f"_run({mine}, i, {part_counts(plan)['S_q']})"
-        lines += [f"    mine = {mine}", "    size = q.shape[1] // len(mine)"]
+        lines.append(f"    mine = {mine}")
+        lines += ["    size = q.shape[1] // len(mine)"] if form == "chunks" else []
     lines += _merges(plan, form)
     return "\n".join([*lines, *kernels.rounded(plan, _held(plan))])
 
@@ -130,7 +131,7 @@ def _walk_call(plan: Plan, tiles: str) -> str:
         return f"_walk_tiles({tiles}, {dims})"
     dim, gathers = found[0]
     beside = "".join(f", {variable(each)}" for each in direct.beside(plan))
-    call = f"{rings.ring_name(plan, dim)}({tiles}, {variable(dim)}{beside})"
+    call = f"{ring_kinds.ring_name(plan, dim)}({tiles}, {variable(dim)}{beside})"
     for stage in gathers:
         call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
     return call
@@ -138,7 +139,7 @@ def _walk_call(plan: Plan, tiles: str) -> str:
 
 def _first(plan: Plan, form: Form) -> list[str]:
     """The first tile, our own, is one block: its result is what the others are merged into."""
-    owner = {"all": "", "chunks": "_, "}.get(form, "me, ")
+    owner = {"all": "", **dict.fromkeys(LISTED, "_, ")}.get(form, "me, ")
     tile = f"{owner}(keys, values)" if owner else "keys, values"
     causal = plan.program.mask == "causal"
     return [
@@ -181,10 +182,17 @@ def _merges(plan: Plan, form: Form) -> list[str]:
     tiled = walking(plan) or column_parts(plan) > 1
     keys, values = ("keys", "values") if tiled else ("k", "v")
     tensors = f"q[:, rows], {keys}[:, cols], {values}[:, cols]"
-    loop = [
-        f"for rows, cols, {kernels.mask_word(plan)} in _visible(mine, {_tile_chunks(plan)}, size):",
-        f"    {kernels.merged(plan, part, tensors, kernels.CUT)}",
-    ]
+    if form == "spaced":
+        loop = [
+            f"rows, cols = _visible(mine, {_tile_chunks(plan)})",
+            kernels.merged(plan, part, tensors, True),
+        ]
+    else:
+        loop = [
+            f"for rows, cols, {kernels.mask_word(plan)} in "
+            f"_visible(mine, {_tile_chunks(plan)}, size):",
+            f"    {kernels.merged(plan, part, tensors, kernels.CUT)}",
+        ]
     if not tiled:
         return [f"    {line}" for line in loop]
     items = "enumerate(tiles)" if column_parts(plan) > 1 else "tiles"

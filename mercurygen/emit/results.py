@@ -6,12 +6,12 @@ inside it, and `_partial` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, held, kernels, rings
+from mercurygen.emit import direct, held, kernels, masks, rings
 from mercurygen.emit.border import is_striped, runs_argument
 from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.needed import rows_are_cut
-from mercurygen.emit.rings import name_of, nested
+from mercurygen.emit.ring_kinds import name_of, nested
 from mercurygen.emit.walk import nest_dims, spare_call
 from mercurygen.emit.ways import beside_home, reduce_outer, reductions, ways_home
 from mercurygen.emit.words import variable
@@ -275,11 +275,20 @@ def _body(names: Names, index: int) -> list[str]:
         lines.append(f"    for {tile} in {_walk(names, index)}:")
         whole = kernels.merged(plan, "out, lse", f"q, {k}, {v}", False)
         return [*lines, f"        {whole}", "    return out, lse"]
-    lines += [f"    mine = {rows}", "    size = q.shape[1] // len(mine)"]
+    spaced = masks.mask_form(plan) == "spaced"
+    lines.append(f"    mine = {rows}")
+    lines += [] if spaced else ["    size = q.shape[1] // len(mine)"]
     if level.loop:
         lines.append(f"    for {names.owner(index)}, ({k}, {v}) in {_walk(names, index)}:")
     tensors = f"q[:, rows], {k}[:, cols], {v}[:, cols]"
-    block = kernels.merged(plan, "out[:, rows], lse[:, :, rows]", tensors, kernels.CUT)
+    part = "out[:, rows], lse[:, :, rows]"
+    if spaced:
+        block = [
+            f"{pad}rows, cols = _visible(mine, {cols})",
+            f"{pad}{kernels.merged(plan, part, tensors, True)}",
+        ]
+        return [*lines, *block, "    return out, lse"]
+    block = kernels.merged(plan, part, tensors, kernels.CUT)
     return [
         *lines,
         f"{pad}for rows, cols, {word} in _visible(mine, {cols}, size):",
@@ -292,7 +301,10 @@ def _of_last_rows(names: Names, rows: str, cols: str) -> list[str]:
     """The body where q has only the last rows of a tile: no others see a key."""
     plan, word = names.plan, kernels.mask_word(names.plan)
     block = kernels.merged(
-        plan, "late[:, rows], late_lse[:, :, rows]", "q[:, rows], k[:, cols], v[:, cols]", kernels.CUT
+        plan,
+        "late[:, rows], late_lse[:, :, rows]",
+        "q[:, rows], k[:, cols], v[:, cols]",
+        kernels.CUT,
     )
     return [
         f"    theirs = {rows}",

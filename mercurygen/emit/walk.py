@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from mercurygen.emit import direct, rings
+from mercurygen.emit import direct, ring_kinds, rings
 from mercurygen.emit.border import needs_runs, runs_argument, runs_name
 from mercurygen.emit.levels import with_owner
 from mercurygen.emit.loops import leading, levels, part_counts, walked, walking
-from mercurygen.emit.masks import Form, mask_form
+from mercurygen.emit.masks import LISTED, Form, mask_form
 from mercurygen.emit.needed import need_form
-from mercurygen.emit.rings import TILES
+from mercurygen.emit.ring_kinds import TILES
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
 from mercurygen.lower.plan import Gather, Plan, Stages, Walk
@@ -19,7 +19,7 @@ from mercurygen.lower.plan import Gather, Plan, Stages, Walk
 def functions(plan: Plan) -> list[str]:
     """Everything that brings tiles, callers first."""
     texts = []
-    if rings.nested(plan):
+    if ring_kinds.nested(plan):
         texts += [_walk_tiles(plan), _spare(plan)]
     texts += rings.functions(plan)
     if any(isinstance(stage, Gather) for loop in plan.nest.loops for stage in loop.walking):
@@ -47,7 +47,7 @@ def _walk_tiles(plan: Plan) -> str:
     what = {"all": "the tiles", "chunks": "(places, tiles)"}.get(form, "(slot, tiles)")
     owner = "int" if form != "chunks" else f"tuple[{', '.join(['int'] * len(found))}]"
     lines = [
-        f"def _walk_tiles(tiles: {TILES}, {groups}) -> Iterator[{rings.yields(plan, owner)}]:",
+        f"def _walk_tiles(tiles: {TILES}, {groups}) -> Iterator[{ring_kinds.yields(plan, owner)}]:",
         *_doc(f"Yield {what} of every rank, ours first: once around {around}."),
     ]
     scaled = any(isinstance(stage, Gather) for stage in walking(plan))
@@ -60,7 +60,9 @@ def _walk_tiles(plan: Plan) -> str:
         if depth:
             lines.append(f"    at_{dim} = {buffers}")
             buffers = f"at_{dim}"
-        call = f"{rings.ring_name(plan, dim)}({source}, {buffers}, {group}{_around(plan, depth)})"
+        call = (
+            f"{ring_kinds.ring_name(plan, dim)}({source}, {buffers}, {group}{_around(plan, depth)})"
+        )
         for stage in gathers:
             call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
             longer *= plan.program.mesh.extent(stage.dim)
@@ -87,13 +89,13 @@ def _walk_tiles(plan: Plan) -> str:
 def _owner_form(plan: Plan) -> Form:
     """How the nest says whose tile it yields: by number, by "chunks" of places, or ("all") not."""
     form = mask_form(plan)
-    return "chunks" if form == "all" and with_owner(plan) else form
+    return "chunks" if form in LISTED or form == "all" and with_owner(plan) else form
 
 
 def _spare(plan: Plan) -> str:
     """`_spare`: the receive buffers of a ring of a nest."""
     longer = any(isinstance(stage, Gather) for stage in walking(plan))
-    counts = {ring.buffers for ring in rings.rings(plan).values()}
+    counts = {ring.buffers for ring in ring_kinds.rings(plan).values()}
     count = "most" if len(counts) > 1 else str(*counts)
     parameter = (", most: int" if len(counts) > 1 else "") + (", longer: int" if longer else "")
     one = "x.new_empty(x.shape[0], longer * x.shape[1], *x.shape[2:])"
@@ -110,8 +112,8 @@ def _spare(plan: Plan) -> str:
 
 def _spare_argument(plan: Plan, walk: Walk) -> str:
     """`, 4`: how many buffers a ring uses, where rings differ in that."""
-    counts = {ring.buffers for ring in rings.rings(plan).values()}
-    return f", {rings.ring_of(plan, walk).buffers}" if len(counts) > 1 else ""
+    counts = {ring.buffers for ring in ring_kinds.rings(plan).values()}
+    return f", {ring_kinds.ring_of(plan, walk).buffers}" if len(counts) > 1 else ""
 
 
 def spare_call(plan: Plan, walk: Walk, tiles: str) -> str:
@@ -172,7 +174,7 @@ def _gather_ahead(plan: Plan) -> str:
     finish = f"_finish_gather(parts, works{argument})"
     after = f"owner, gathered = following, {finish}" if owner else f"gathered = {finish}"
     of_tile = "owner, gathered" if owner else "gathered"
-    kind = rings.yields(plan, "int")
+    kind = ring_kinds.yields(plan, "int")
     return "\n".join(
         [
             f"def _gather_ahead(walk: Iterator[{kind}], group: dist.ProcessGroup{parameter})"

@@ -40,7 +40,7 @@ def ways_home(names: Names) -> list[str]:
         else:
             alone = any(not loop.tensors for loop in loops if loop.home == "relayed")
             both = rings.carries_both_ways(plan)
-            (first, *_) = (loop for loop in loops if loop.home == "relayed")
+            first, *_ = (loop for loop in loops if loop.home == "relayed")
             on = ", on" if both else rings.way_argument(plan, first.walks[-1].reverse)
             values = {"on": on, "parameter": ", on: int" if both else "", **_CARRIED}
             texts.append(render("carry", alone=alone, raw=names.rounded, **values))
@@ -56,15 +56,16 @@ def _to_owners(names: Names, shares: str) -> list[str]:
     loop = next(loop for loop in names.plan.nest.loops if loop.home == "direct")
     dim = loop.walks[-1].dim
     rows, cols = names.program.mask_axes
-    part = "tuple[Tensor, ...]"
+    part, less = "tuple[Tensor, ...]", names.trimmed or names.blank
     values = {
         "trimmed": names.trimmed,
         "some": names.blank,
+        "less": less,
         "raw": names.rounded,
         "share_type": shares,
         "arriving_type": f"tuple[slice, {part}]" if names.trimmed else part,
         "sends_type": shares if names.trimmed else part,
-        "recvs_type": "Iterable[Tensor]" if names.trimmed or names.blank else part,
+        "recvs_type": "Iterable[Tensor]" if less else part,
         "beside": "".join(f", {variable(each)}: dist.ProcessGroup" for each in beside_home(names)),
         "mine": names.chunks(rows, **{dim: "me"}),
         "theirs": names.chunks(cols, **{dim: "peer"}),

@@ -43,6 +43,8 @@ def begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
     if any(loop.walks for loop in loops[last:] if not loop.outputs):
         return "empty"  # what goes home is merged from several tiles
     trims = not walks and moving == 1 and all(loop.home != "relayed" for loop in loops)
+    if program.order.kind == "striped":  # a square below the diagonal leaves out a row
+        trims = False
     all_live = program.mask == "full" and not program.documents
     return "only" if all_live or (trims and worst <= 1) else "empty"
 
