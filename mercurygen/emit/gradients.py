@@ -7,11 +7,11 @@ inside it, and `_tile_gradients` for what is inside all of them.
 from __future__ import annotations
 
 from mercurygen.emit import kernels, masks, packed, walk
-from mercurygen.emit.border import in_runs, is_striped, runs_argument, split_function
+from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import Level, Names, with_owner
 from mercurygen.emit.ring_kinds import name_of, ring_of
 from mercurygen.emit.templates import render
-from mercurygen.emit.ways import deal, reduce_outer
+from mercurygen.emit.ways import deal, runs_dealt, runs_of
 from mercurygen.emit.words import called, variable
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Gather, Loop, Plan
@@ -346,17 +346,10 @@ def _reduced(names: Gradients) -> list[str]:
     if gathered and plan.nest.reduces:
         lines.append(f"    del {gathered}  # of all ranks: what is added up needs room")
     for reduce in plan.nest.reduces:
-        group = variable(reduce.dim) + (_runs(plan, reduce.join) if reduce.axis else "")
+        group = variable(reduce.dim) + (runs_of(plan, reduce) if reduce.axis else "")
         call = "_sum_of_part" if reduce.axis else "_sum_over"
         lines += [f"    {x} = {call}({x}, {group})" for x in reduce.tensors]
     return lines
-
-
-def _runs(plan: Plan, join) -> str:
-    """`, 2`: runs that stay together, where the function takes them."""
-    if is_striped(plan):
-        return runs_argument(plan, join)
-    return f", {join.outer}" if reduce_outer(plan) else ""
 
 
 def _sums(plan: Plan) -> list[str]:
@@ -365,15 +358,8 @@ def _sums(plan: Plan) -> list[str]:
     if any(reduce.axis is None for reduce in plan.nest.reduces):
         texts.append(render("operator_reduce", sum_all=True, sum_part=False))
     if any(reduce.axis for reduce in plan.nest.reduces):
-        striped = is_striped(plan) and not in_runs(plan)
-        if striped:
-            takes = bool(runs_argument(plan, plan.nest.reduces[0].join))
-            more = ("", ", inner")[takes]
-            parts, parameter = f"_split(x, group.size(){more})", ("", ", inner: int")[takes]
-            extra = split_function(plan)
-        else:
-            outer = reduce_outer(plan)
-            parts = f"_deal(x, 1, group.size(){', outer' if outer else ''})"
-            parameter, extra = ", outer: int" if outer else "", [deal(plan)]
-        texts += [render("sum_of_part", parts=parts, parameter=parameter), *extra]
+        runs = runs_dealt(plan)
+        parts = f"_deal(x, 1, group.size(){f', {runs}' if runs else ''})"
+        parameter = f", {runs}: int" if runs else ""
+        texts += [render("sum_of_part", parts=parts, parameter=parameter), deal(plan)]
     return texts

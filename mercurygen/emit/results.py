@@ -7,15 +7,15 @@ inside it, and `_partial` for what is inside all of them.
 from __future__ import annotations
 
 from mercurygen.emit import direct, held, kernels, masks, rings
-from mercurygen.emit.border import is_striped, runs_argument
+from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.needed import rows_are_cut
 from mercurygen.emit.ring_kinds import name_of, nested
 from mercurygen.emit.walk import nest_dims, spare_call
-from mercurygen.emit.ways import beside_home, reduce_outer, reductions, ways_home
+from mercurygen.emit.ways import beside_home, reductions, runs_of, ways_home
 from mercurygen.emit.words import variable
-from mercurygen.lower.plan import Gather, Loop, Plan, Reduce
+from mercurygen.lower.plan import Gather, Loop, Plan
 
 
 def not_emitted(plan: Plan) -> str | None:
@@ -27,8 +27,6 @@ def not_emitted(plan: Plan) -> str | None:
             return "partial results of a skewed pair of shifts"
         if not loop.tensors and not _cut_evenly(plan, loop):
             return "results that go home from tokens in this order"
-    if any(reduce.axis for reduce in plan.nest.reduces) and is_striped(plan):
-        return "partial results that are dealt out token by token"
     if any(loop.walks and "q" in loop.tensors and not loop.home for loop in plan.nest.loops):
         return "queries that come by where their results are not sent home"
     if any(reduce.dtype for reduce in plan.nest.reduces):
@@ -94,7 +92,8 @@ def _reducing(names: Names) -> str:
         if reduce.axis is None:
             lines.append(f"    _all_reduce(out, lse, {group})")
         else:
-            lines.append(f"    out, lse = _reduce_scatter(out, lse, {group}{_outer(plan, reduce)})")
+            given = f"out, lse, {group}{runs_of(plan, reduce)}"
+            lines.append(f"    out, lse = _reduce_scatter({given})")
     return "\n".join([*lines, "    return out.to(q.dtype), lse"])
 
 
@@ -335,7 +334,3 @@ def _first(names: Names, index: int) -> list[str]:
         f"        {kernels.merged(plan, 'out, lse', tensors, False)}",
         "    return out, lse",
     ]
-
-
-def _outer(plan: Plan, reduce: Reduce) -> str:
-    return f", {reduce.join.outer}" if reduce_outer(plan) else ""

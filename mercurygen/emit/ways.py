@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from mercurygen.emit import rings
+from mercurygen.emit.border import is_striped, runs, runs_name
 from mercurygen.emit.levels import PAIR, Names, with_owner
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import variable
-from mercurygen.lower.plan import Plan
+from mercurygen.lower.plan import Plan, Reduce
 
 _CARRIED = {
     "pair": PAIR,
@@ -83,15 +84,15 @@ def beside_home(names: Names) -> list[str]:
 
 def reductions(plan: Plan) -> list[str]:
     """Functions that merge what all ranks of a dimension have."""
-    texts, outer = [], reduce_outer(plan)
+    texts, name = [], runs_dealt(plan)
     kinds = dict.fromkeys(reduce.axis is None for reduce in plan.nest.reduces)
     for everywhere in kinds:
         if everywhere:
             texts.append(render("all_reduce", causal=plan.program.mask != "full"))
             continue
         values = {
-            "parameter": ", outer: int" if outer else "",
-            "argument": ", outer" if outer else "",
+            "parameter": f", {name}: int" if name else "",
+            "argument": f", {name}" if name else "",
         }
         texts += [render("scatter", **values), deal(plan)]
         if not plan.before:  # else the border has it
@@ -101,17 +102,25 @@ def reductions(plan: Plan) -> list[str]:
 
 def deal(plan: Plan) -> str:
     """`_deal`: what each rank of a group owns of a tensor."""
-    outer, zigzag = reduce_outer(plan), plan.program.order.halves == 2
+    name, zigzag, striped = runs_dealt(plan), plan.program.order.halves == 2, is_striped(plan)
     return render(
         "deal",
-        zigzag_runs=zigzag and outer,
+        striped=striped,
+        zigzag_runs=zigzag and name,
         zigzag=zigzag,
-        runs=outer,
-        copies=zigzag or outer,
-        parameter=", outer: int" if outer else "",
+        runs=name,
+        copies=(zigzag or name) and not striped,
+        parameter=f", {name}: int" if name else "",
     )
 
 
-def reduce_outer(plan: Plan) -> bool:
-    """Whether a reduction deals tokens of slower dimensions that are here."""
-    return any(reduce.join and reduce.join.outer > 1 for reduce in plan.nest.reduces)
+def runs_dealt(plan: Plan) -> str:
+    """What the functions that deal results call the runs of what slower dimensions have here, or,
+    where tokens are dealt one by one, how many stay together; "" if they need no such number."""
+    joins = [reduce.join for reduce in plan.nest.reduces if reduce.join]
+    return runs_name(plan) if any(runs(plan, join) > 1 for join in joins) else ""
+
+
+def runs_of(plan: Plan, reduce: Reduce) -> str:
+    """`, 2`: that number of a reduction, where its functions take it."""
+    return f", {runs(plan, reduce.join)}" if reduce.join and runs_dealt(plan) else ""
