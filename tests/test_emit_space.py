@@ -1,6 +1,7 @@
 """Schedules of the whole space, drawn: their modules are built and run on virtual ranks.
 
-What is drawn has rings inside direct ones, or partial results in parts of the heads.
+What is drawn has rings inside direct ones, or partial results: in parts of the heads, beside rings
+inside rings, of what the mask leaves of tiles, or of stripes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from emitted import ATTENTION, Emitted, links, problem_of, realize
 
 from mercurygen.cli.build import build
 from mercurygen.emit.levels import partial
-from mercurygen.emit.module import refuse
+from mercurygen.emit.needed import need_form
 from mercurygen.lower.plan import Plan
 from mercurygen.search.space import points
 from mercurygen.virtual.run import play
@@ -35,25 +36,49 @@ def partial_in_parts(plan: Plan) -> bool:
     return partial(plan) and [len(loop.axes) for loop in plan.tiles] == [1]
 
 
-DRAWN = {  # what is drawn, from how many ranks, how many
-    "direct": (direct_in_nests, (2, 2), 2),
-    "parts": (partial_in_parts, (2,), 2),
-    "parts of two levels": (partial_in_parts, (2, 2), 2),
+def partial_of_nests(plan: Plan) -> bool:
+    """Partial results of keys and values that come by in rings inside rings."""
+    return partial(plan) and any(len(loop.walks) > 1 for loop in plan.nest.loops)
+
+
+def partial_of_masked(plan: Plan) -> bool:
+    """Partial results where direct rings bring what the mask leaves of tiles."""
+    return partial(plan) and need_form(plan) != "whole"
+
+
+def stripes(plan: Plan) -> bool:
+    """Partial results of a causal square of every tile."""
+    return partial(plan) and plan.program.order.kind == "striped"
+
+
+MASKED, STRIPED = (("zigzag", True), ("contiguous", True)), (("striped", True),)
+EVERY = (*MASKED, ("contiguous", False))
+DRAWN = {  # what is drawn, from how many ranks, in which orders and masks, how many of each
+    "direct": (direct_in_nests, (2, 2), EVERY, 2),
+    "parts": (partial_in_parts, (2,), EVERY, 2),
+    "parts of two levels": (partial_in_parts, (2, 2), EVERY, 1),
+    "nests": (partial_of_nests, (2, 2, 2), EVERY, 1),
+    "masked": (partial_of_masked, (2, 2), MASKED, 4),
+    "stripes": (stripes, (2, 2), STRIPED, 3),
 }
 
 
-def drawn(fits: Callable[[Plan], bool], sizes: tuple[int, ...], count: int) -> Iterator[Emitted]:
-    """Some schedules that fit and have modules, so many of every order and mask."""
+def drawn(
+    fits: Callable[[Plan], bool],
+    sizes: tuple[int, ...],
+    masks: tuple[tuple[str, bool], ...],
+    count: int,
+) -> Iterator[Emitted]:
+    """Some schedules that fit, so many of every order and mask: all of them have modules."""
     rng = random.Random(SEED)
-    for order, causal in (("zigzag", True), ("contiguous", True), ("contiguous", False)):
+    for order, causal in masks:
         problem = problem_of(
             numeric_cases.Problem(seq=48, heads=8, kv_heads=4, causal=causal, order=order)
         )
         space = list(points(ATTENTION, problem, links(*sizes), order=order))
         rng.shuffle(space)
         cases = (realize(point, links(*sizes), problem) for point in space)
-        legal = (case for case in cases if isinstance(case, Emitted) and fits(case.plan))
-        yield from islice((case for case in legal if refuse(case.plan) is None), count)
+        yield from islice((x for x in cases if isinstance(x, Emitted) and fits(x.plan)), count)
 
 
 @pytest.mark.parametrize("name", DRAWN)
