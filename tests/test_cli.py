@@ -158,7 +158,17 @@ def test_name_of_a_design() -> None:
     """The design stands before the topology, importable."""
     wanted = request.make("attention", "a100x16", {"design": "double-ring"})
     assert names.default_name(wanted) == "attention_gqa_causal_double_ring_a100x16"
-    assert " --topo a100x16 --schedule double-ring" in names.command(wanted, "x")
+
+
+def test_a_name_says_the_order_of_a_design_once() -> None:
+    """A design that has an order of its own says it: a ring of that order is the same schedule."""
+    for design, order, name in (
+        ("striped-ring", "striped", "striped_ring"),
+        ("ring", "striped", "striped_ring"),
+        ("ring", "contiguous", "contiguous_ring"),
+    ):
+        wanted = request.make("attention", "h100x8", {"design": design, "order": order})
+        assert names.default_name(wanted) == f"attention_gqa_causal_{name}_h100x8"
 
 
 # --- search -----------------------------------------------------------------------------------

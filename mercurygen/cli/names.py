@@ -7,6 +7,7 @@ import re
 import sys
 
 from mercurygen.cli.request import Request
+from mercurygen.designs import patterns
 from mercurygen.errors import UserError, printable, shorten
 from mercurygen.ir import documents
 from mercurygen.ir.kernel import ATEN
@@ -60,9 +61,10 @@ def default_name(request: Request) -> str:
     kind = "mha" if problem.heads == problem.kv_heads else "gqa"
     kind = "mqa" if problem.kv_heads == 1 < problem.heads else kind
     parts = [request.operator.rpartition("::")[2], kind, problem.mask]
-    parts += [part for _, _, part in differences(request) if part]
+    told = "--order" if request.design and patterns.get(request.design).order else ""
+    parts += [part for option, _, part in differences(request) if part and option != told]
     if request.design:
-        parts.append(request.design)
+        parts.append(request.design)  # it says the order, if it has one of its own
     parts.append(request.topology.name)
     return check_name("_".join(parts).replace("-", "_"))
 
