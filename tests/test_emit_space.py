@@ -12,7 +12,7 @@ from itertools import islice
 
 import numeric_cases
 import pytest
-from emitted import ATTENTION, Emitted, links, problem_of, realize
+from emitted import ATTENTION, Emitted, links, problem_of, realize, written
 
 from mercurygen.cli.build import build
 from mercurygen.emit.levels import partial
@@ -90,3 +90,11 @@ def test_drawn_modules_do_what_their_plans_say(name: str) -> None:
         assert built.summary.events > case.world
         if number % PLAYED == 0:
             assert play(built.module_text, case.schedule, ATTENTION, "drawn.py").operations
+
+
+def test_parts_of_joined_axes_are_tried_as_the_schedule_cuts_them() -> None:
+    """Eight parts of 4 key/value heads with 2 query heads each cut both: of 8 they would not."""
+    problem = numeric_cases.Problem(seq=16, heads=8, kv_heads=4)
+    body = "parallelize S_q over gpu\nshard k, v: S_kv over gpu\njoin H, G\ntile H_G by 8"
+    case = written("gpu=2", body, problem)
+    assert play(case.text, case.schedule, ATTENTION, "joined.py").operations

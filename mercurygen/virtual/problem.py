@@ -40,17 +40,31 @@ def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Tiny:
     program = apply(operator, schedule)
     if isinstance(schedule.problem, Sizes):
         return Tiny(_few(operator, schedule, program))
-    every = [x for x in _both(operator, schedule) if x is not None]
+    own = _both(operator, schedule)
+    every = [x for x in own if x is not None]
     count = {axis: lcm(*(x.atoms.count[axis] for x in every)) for axis in every[0].atoms.count}
     refusal: Exception | None = None
     sizes = dict(zip(("head_dim", "v_head_dim"), HEAD_DIMS[DTYPES[dtype]], strict=True))
     for problem in _problems(program, schedule.problem, count):
         small = replace(schedule, problem=replace(problem, dtype=dtype, **sizes), tp=1)
         try:
-            return _both(operator, small)
+            found = _both(operator, small)
         except UserError as error:
             refusal = error
+            continue
+        if all(map(_cut_alike, found, own)):
+            return found
     raise InternalError(f"no small problem fits the schedule: {refusal}")
+
+
+def _cut_alike(one: Plan | None, other: Plan | None) -> bool:
+    """Whether tile loops cut every axis into as many parts: it depends on sizes where axes are
+    joined, and the module has the numbers of the schedule's own."""
+    if one is None or other is None:
+        return one is other
+    return all(
+        one.atoms.parts(axis.name) == other.atoms.parts(axis.name) for axis in one.program.axes
+    )
 
 
 def _both(operator: Operator, schedule: Schedule) -> Tiny:
@@ -115,8 +129,8 @@ def _problems(program: Program, problem: Problem, count: Mapping[str, int]) -> I
     chunks = program.order.chunks(program.mesh) if program.order else program.mesh.size
     rows = lcm(chunks, *(count[axis] for axis in program.mask_axes))
     alike = problem.heads == problem.kv_heads and count["G"] == 1
-    for chunk, more in product((CHUNK, 4, 8, 16, 32), (2, 4, 8)):
-        kv_heads = count["H"] * more  # more than one on a rank, or views of it are contiguous
+    for chunk, more in product((CHUNK, 4, 8, 16, 32), (2, 4, 8, 1)):
+        kv_heads = count["H"] * more  # rather more than one on a rank: views of one are contiguous
         packed = bool(problem.documents)
         yield replace(
             problem,
