@@ -93,8 +93,8 @@ def test_drawn_modules_do_what_their_plans_say(name: str) -> None:
 
 
 def test_parts_of_joined_axes_are_tried_as_the_schedule_cuts_them() -> None:
-    """Eight parts of 4 key/value heads with 2 query heads each cut both: of 8 they would not."""
-    problem = numeric_cases.Problem(seq=16, heads=8, kv_heads=4)
-    body = "parallelize S_q over gpu\nshard k, v: S_kv over gpu\njoin H, G\ntile H_G by 8"
+    """Four parts of 2 key/value heads with 2 query heads each cut both: of 4 they would not."""
+    problem = numeric_cases.Problem(seq=16, heads=4, kv_heads=2)
+    body = "parallelize S_q over gpu\nshard k, v: S_kv over gpu\njoin H, G\ntile H_G by 4"
     case = written("gpu=2", body, problem)
     assert play(case.text, case.schedule, ATTENTION, "joined.py").operations
