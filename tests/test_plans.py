@@ -14,6 +14,7 @@ from plans import (
     mesh_of,
     plan_of,
     problem_of,
+    program_of,
     run_and_compare,
     traces_of,
 )
@@ -21,6 +22,12 @@ from plans import (
 from mercurygen.check.prove import prove
 from mercurygen.errors import Refusal
 from mercurygen.ir.problem import Problem, Sizes
+from mercurygen.lower.begin import misaligned
+from mercurygen.lower.lower import lower_aligned
+from mercurygen.lower.plan import Plan
+from mercurygen.lower.recorder import NotARun
+from mercurygen.lower.trace import trace
+from mercurygen.lower.visible import NotCuttable
 
 SEED = 2024
 
@@ -140,3 +147,61 @@ def test_in_one_piece_where_it_is() -> None:
             f"shift out, lse: S_q along m{home}"
         )
         run_and_compare(plan_of("attention", problem_of("attention"), "m=4", body))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "body"),
+    [
+        (  # the owner of queries along n says nothing of keys
+            "n=2 m=2",
+            "parallelize S_kv over n\nparallelize S_q over m\nshift q, do, delta, lse: S_q along n"
+            "\nshift k, v: S_kv along m\nshift dq: S_q along n\nshift dk, dv: S_kv along m direct",
+        ),
+        (  # one walk, whose tensors are gathered in lines apart
+            "n=3 m=4",
+            "parallelize S_kv over n, m\nshard lse: S_q over n\nshift lse: S_q along m\n"
+            "shard q, do, delta: S_q over n\nshift q, do, delta: S_q along m\n"
+            "shard dq: S_q over n\nshift dq: S_q along m direct",
+        ),
+        (  # of the results only dq is resharded
+            "m=2",
+            "parallelize G over m\nshift dk, dv: S_kv along m\nshift k, v: S_kv along m\n"
+            "tile H by 3",
+        ),
+    ],
+)
+def test_gradients_that_move_apart(mesh: str, body: str) -> None:
+    problem = problem_of("attention_backward", kv_heads=6, heads=12)
+    plan = plan_of("attention_backward", problem, mesh, body)
+    prove(plan, links_of(plan.program.mesh))
+    run_and_compare(plan, traces_of(plan))
+
+
+# --- tiles that lie in one piece ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", ["attention", "attention_backward", "matmul"])
+def test_rank_0_shows_whether_tiles_align(operator: str) -> None:
+    """A plan is refused for what a rank cannot cut in one piece if and only if some rank cannot."""
+    said, looked = set(), 0
+    for number, each in enumerate(draws(SEED, operator)):
+        program = program_of(operator, each.problem, each.mesh, each.body)
+        plan = program if isinstance(program, Refusal) else lower_aligned(program)
+        if isinstance(plan, Refusal) or plan.program.mesh.size > 8:
+            continue
+        refused = misaligned(plan) is not None
+        assert refused == (not all(aligned(plan, r) for r in range(plan.program.mesh.size))), each
+        said.add(refused)
+        looked += 1
+        if looked >= 80 and said == {True, False}:
+            break
+        assert number < 4000, f"seed {SEED}"
+
+
+def aligned(plan: Plan, rank: int) -> bool:
+    """Whether a rank can do what a plan says."""
+    try:
+        trace(plan, rank)
+    except (NotARun, NotCuttable):
+        return False
+    return True

@@ -162,8 +162,14 @@ def _cut_by_walks(plan: Plan) -> bool:
 def misaligned(plan: Plan) -> Refusal | None:
     """Refuse a plan that needs parts of tiles that do not lie in one piece.
 
-    Where nothing is cut there are none. Rank 0 shows them: under zigzag its tokens are the
-    farthest apart, and in the other orders all ranks' lie alike.
+    Where nothing is cut there are none. Rank 0 shows them. What is cut is a list of the atoms at
+    some places of the mesh, to those at one place along a dimension of the list. Contiguous and
+    striped lists ascend row-major: the cut is a run if and only if no dimension before that one is
+    in the list, whatever the place, and every rank comes to a cut of the kind, at its own place. A
+    zigzag list is such a list and, behind it, one mirrored: the cut has a run in each, and these
+    touch at the last place only. Walks come to all places on every rank, and what lies on a rank
+    is cut at its own: of rank 0 at the first. Fronts and ends of tiles, which direct rings bring,
+    have runs where the whole tiles have.
     """
     cuts = any(isinstance(step, Spread) and not step.gathers for step in plan.before)
     moving = any(loop.outputs for loop in plan.nest.loops)
@@ -182,7 +188,7 @@ def misaligned(plan: Plan) -> Refusal | None:
 
 
 def _in_step(plan: Plan) -> bool:
-    """Whether all that carries an axis of the results has the same part of it at every step.
+    """Whether all that carries an axis has the same part of it at every step.
 
     It depends on what moves along which dimensions, gathered or walked, not on the way.
     """
@@ -194,8 +200,8 @@ def _in_step(plan: Plan) -> bool:
 
 
 def _parts_agree(plan: Plan) -> bool:
-    """Whether all that carries an axis of the results has the same part of it at every step: what
-    is read is that of the owner whose results they are."""
+    """Whether all that carries an axis has the same part of it at every step: what is read is that
+    of the owner whose results they are, and of one axis that is summed over."""
     program = plan.program
     if any(loop.partner for loop in plan.nest.loops):
         return False
@@ -206,7 +212,7 @@ def _parts_agree(plan: Plan) -> bool:
         if isinstance(stage, Gather)
         for name in loop.tensors
     }
-    for axis in {axis for tensor in program.outputs for axis in tensor.axes}:
+    for axis in {axis for tensor in (*program.read, *program.outputs) for axis in tensor.axes}:
         parts = set()
         for tensor in program.read:
             if axis in tensor.axes:
@@ -220,7 +226,7 @@ def _parts_agree(plan: Plan) -> bool:
                     walk.dim
                     for loop in plan.nest.loops
                     if tensor.name in loop.outputs and loop.axis == axis
-                    for walk in loop.walks
+                    for walk in loop.walks[-1:]  # with which they go home
                 )
                 parts.add(frozenset((*split, *homes)))
         if len(parts) > 1:

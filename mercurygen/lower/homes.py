@@ -38,7 +38,9 @@ class Homes(Reductions):
             for stage in self.program.stages
             if stage.kind == "walk" and stage.axis == axis and output.name in stage.tensors
         }
-        places = {dim: self.place[dim] for dim in dims} | self.owner | owner
+        walked = {w.dim for each in self.plan.nest.loops if each.axis == axis for w in each.walks}
+        around = {dim: i for dim, i in self.owner.items() if dim in walked}  # not of other axes
+        places = {dim: self.place[dim] for dim in dims} | around | owner
         held = {dim: (i,) for dim, i in places.items()}
         return {axis: self.atoms.owned(self.atoms.order(output, axis), axis, held)}
 

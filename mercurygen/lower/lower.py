@@ -206,7 +206,7 @@ def _loop(program: Program, draft: _Draft) -> Loop:
 def _fused(loops: list[Loop]) -> list[Loop]:
     """Loops along one and the same walk as one: their tensors come by in step."""
     fused: list[Loop] = []
-    for loop in loops:
+    for loop in _led_alike(loops):
         same = next((i for i, each in enumerate(fused) if _in_step(each, loop)), None)
         if same is None:
             fused.append(loop)
@@ -215,6 +215,18 @@ def _fused(loops: list[Loop]) -> list[Loop]:
         tensors = (*old.tensors, *loop.tensors)
         fused[same] = replace(old, tensors=tensors, outputs=old.outputs or loop.outputs)
     return fused
+
+
+def _led_alike(loops: list[Loop]) -> list[Loop]:
+    """Loops whose walks are one another's, after gathers that are not, begin with the walks."""
+    found: list[Loop] = []
+    for loop in loops:
+        others = (x for x in loops if (x.axis, x.walking) == (loop.axis, loop.walking))
+        if loop.walks and loop.leading and any(x.leading != loop.leading for x in others):
+            found.append(Loop(loop.tensors, loop.axis, loop.leading))
+            loop = replace(loop, stages=loop.walking)
+        found.append(loop)
+    return found
 
 
 def _in_step(one: Loop, other: Loop) -> bool:

@@ -309,9 +309,16 @@ class TileLoops(Border):
         self.put_home(part, leaving, whole)
 
     def start_home(self, part: Part, results: Named, whole: Named) -> dict[str, Flight]:
-        """Start the last step of each result's way to its owner; those before are done."""
+        """Start the last step of each result's way to its owner; those before are done.
+
+        What is with its owner already is put into its place.
+        """
         self.enter(part)
-        return {name: self.start_result(results[name]) for name in whole}
+        moving = {name for name in whole if self.steps_of(results[name].tensor)}
+        for name in whole:
+            if name not in moving:
+                self.put(results[name], whole[name])
+        return {name: self.start_result(results[name]) for name in whole if name in moving}
 
     def start_result(self, x: Tile) -> Flight:
         """Of one tensor."""
