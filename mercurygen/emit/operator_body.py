@@ -223,19 +223,17 @@ def _fresh(expr: Expr, merge: UserMerge) -> bool:
 
 
 def _softmax(words: Words, combine: Combine, new: dict[str, str]) -> list[str]:
-    """The average by its weights; a row over no keys stays 0 and -inf."""
+    """The average by its weights, as of attention; a row over no keys stays 0 and -inf."""
     out, lse = combine.outputs
-    total, empty, keep, take = (words.free(x) for x in ("total", "empty", "keep", "taken"))
+    floor, weight = words.free("floor"), words.free("weight")
     dims = words.operator.tensor(out).dims
     order = [words.operator.tensor(lse).dims.index(dim) for dim in dims[:-1]]
     turn = "" if order == sorted(order) else f".permute({', '.join(map(str, order))})"
     return [
-        f"    {total} = torch.logaddexp({lse}, {new[lse]})",
-        f"    {empty} = {total} == -torch.inf  # no key so far: all weights are 0, not nan",
-        f"    {keep} = ({lse} - {total}).masked_fill_({empty}, -torch.inf).exp_(){turn}",
-        f"    {take} = ({new[lse]} - {total}).masked_fill_({empty}, -torch.inf).exp_(){turn}",
-        f"    {out}.mul_({keep}.unsqueeze(-1)).addcmul_({new[out]}, {take}.unsqueeze(-1))",
-        f"    {lse}.copy_({total})",
+        f"    {floor} = torch.finfo({lse}.dtype).min  # -inf less -inf is no number",
+        f"    {weight} = torch.sigmoid({new[lse]} - {lse}.clamp(min={floor})){turn}",
+        f"    {out}.lerp_({new[out]}.to({out}.dtype), {weight}.unsqueeze(-1))",
+        f"    torch.logaddexp({lse}, {new[lse]}, out={lse})",
     ]
 
 

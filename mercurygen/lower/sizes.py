@@ -79,12 +79,13 @@ def scratch_bytes(plan: Plan, extents: Extents, merge: bool) -> int:
     torch's attention: the padded copies live while the kernel runs; a merge holds the share, two
     vectors the size of its lse (their difference, and the weight), then one of them and the share
     widened. Its gradient: see `_gradient_scratch`. The Triton kernel, which merges as it writes,
-    needs nothing. Any other body: its share while it is merged.
+    needs nothing. Any other body: its share while it is merged, and beside a softmax merge the two
+    vectors.
     """
     if plan.program.kernel == TRITON:
         return 0
     if plan.program.kernel != ATEN:
-        return sum(share_bytes(plan, extents)) if merge else 0
+        return _share_and_merge(plan, extents) if merge else 0
     if plan.program.operator in BACKWARD:
         share = sum(share_bytes(plan, extents)) if merge else 0
         return share + _gradient_scratch(plan, extents)
@@ -101,6 +102,13 @@ def scratch_bytes(plan: Plan, extents: Extents, merge: bool) -> int:
         return pads
     out, lse = share_bytes(plan, extents)
     return out + lse + max(pads, merge_bytes(plan, batch * height * heads))
+
+
+def _share_and_merge(plan: Plan, extents: Extents) -> int:
+    """Bytes of a share of a body that is the operator's own lines, and of its softmax merges."""
+    share = dict(zip(plan.program.output_names, share_bytes(plan, extents), strict=True))
+    weighed = (c.outputs[1] for c in plan.program.combines if c.kind == "softmax")
+    return sum(share.values()) + 2 * sum(share[name] for name in weighed)
 
 
 def _rows(extents: Extents) -> tuple[int, int]:
