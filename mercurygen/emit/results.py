@@ -9,7 +9,7 @@ from __future__ import annotations
 from mercurygen.emit import direct, held, kernels, masks, rings
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
-from mercurygen.emit.loops import part_counts
+from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.needed import rows_are_cut
 from mercurygen.emit.ring_kinds import name_of, nested
 from mercurygen.emit.walk import nest_dims, spare_call
@@ -38,12 +38,11 @@ def not_emitted(plan: Plan) -> str | None:
 
 def _cut_evenly(plan: Plan, loop: Loop) -> bool:
     """Whether each owner's queries are one of equal runs of those that are here."""
-    dim = loop.walks[-1].dim
-    order, mesh = plan.program.order, plan.program.mesh
-    return order.kind == "contiguous" and (
-        order.dims[0] == dim
-        or all(mesh.extent(d) == 1 for d in order.dims[: order.dims.index(dim)])
-    )
+    order, loops = plan.program.order, plan.nest.loops
+    dims = order.dims[: order.dims.index(loop.walks[-1].dim)]
+    around = (walk.dim for each in loops[: loops.index(loop)] for walk in each.walks)
+    single = {*plan.program.parallel_dims(loop.axis), *around}  # of whose ranks one's are here
+    return order.kind == "contiguous" and single >= set(dims)
 
 
 def heading(plan: Plan) -> str:
@@ -267,11 +266,14 @@ def _body(names: Names, index: int) -> list[str]:
         "    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype)",
         "    lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=dtype)",
     ]
-    k, v = ("keys", "values") if level.loop else ("k", "v")
-    pad = "        " if level.loop else "    "
+    count = column_parts(plan)
+    tiled = level.loop or count > 1
+    k, v = ("keys", "values") if tiled else ("k", "v")
+    pad = "        " if tiled else "    "
+    parts = f"zip(k.chunk({count}, dim=1), v.chunk({count}, dim=1), strict=True)"
     if not names.causal:
-        tile = f"_, ({k}, {v})" if with_owner(names.plan) else f"{k}, {v}"
-        lines.append(f"    for {tile} in {_walk(names, index)}:")
+        tile = f"_, ({k}, {v})" if level.loop and with_owner(names.plan) else f"{k}, {v}"
+        lines.append(f"    for {tile} in {_walk(names, index) if level.loop else parts}:")
         whole = kernels.merged(plan, "out, lse", f"q, {k}, {v}", False)
         return [*lines, f"        {whole}", "    return out, lse"]
     spaced = masks.mask_form(plan) == "spaced"
@@ -279,6 +281,9 @@ def _body(names: Names, index: int) -> list[str]:
     lines += [] if spaced else ["    size = q.shape[1] // len(mine)"]
     if level.loop:
         lines.append(f"    for {names.owner(index)}, ({k}, {v}) in {_walk(names, index)}:")
+    elif tiled:
+        lines.append(f"    for j, ({k}, {v}) in enumerate({parts}):")
+        cols = f"_run({cols}, j, {count})"
     tensors = f"q[:, rows], {k}[:, cols], {v}[:, cols]"
     part = "out[:, rows], lse[:, :, rows]"
     if spaced:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from mercurygen.check.tensors import held_by_caller
@@ -73,7 +74,8 @@ def _tokens(plan: Plan, rank: int) -> tuple[Tensor, Tensor]:
 
     order, mesh = plan.program.order, plan.program.mesh
     count = order.chunks(mesh) if order else 1
-    every = torch.arange(count * (count + 1))
+    runs = lcm(*(plan.atoms.parts(axis) for axis in plan.program.mask_axes))  # parts are whole ones
+    every = torch.arange(count * (count + 1) * runs)
     sequences = [t for t in plan.program.tensors if plan.program.sequence(t)]
     tensor = next((t for t in sequences if any(t.pin)), sequences[0])  # others are whole
     region = plan.atoms.pinned(tensor, mesh.coordinate(rank))
