@@ -115,6 +115,18 @@ WRITTEN = {  # what the search leaves out: mesh, directives, order, whether it i
         "parallelize S_kv over node\nparallelize H over gpu\nshard q, out, lse: S_q over node",
         *("striped", False),
     ),
+    "queries that come by": (
+        "node=2 gpu=2",
+        "parallelize S_kv over node\nparallelize S_q over gpu\nshard k, v: S_kv over gpu\n"
+        "shift q: S_q along node\nshard out, lse: S_q over node",
+        *("contiguous", True),
+    ),
+    "a ring beside a nest": (
+        "rack=2 node=2 gpu=2",
+        "parallelize S_kv over rack\nparallelize S_q over node, gpu\nshift q: S_q along rack\n"
+        "shift k, v: S_kv along node, gpu\nshift out, lse: S_q along rack",
+        *("contiguous", False),
+    ),
     "reverse": (
         "node=2 gpu=3",
         "parallelize S_kv over node, gpu\nshift q: S_q along node, gpu reverse\n"

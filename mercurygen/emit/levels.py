@@ -168,4 +168,10 @@ class Names:
 def with_owner(plan: Plan) -> bool:
     """Whether a walk says whose tile it yields."""
     masked = plan.program.mask != "full" or bool(plan.program.documents)
-    return masked or any(x.home == "direct" for x in plan.nest.loops)
+    direct = any(loop.home == "direct" for loop in plan.nest.loops)
+    return masked or direct or queries_stay(plan)
+
+
+def queries_stay(plan: Plan) -> bool:
+    """Whether results of queries that come by are not sent home."""
+    return any(loop.walks and "q" in loop.tensors and not loop.home for loop in plan.nest.loops)

@@ -6,16 +6,13 @@ inside it, and `_partial` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, held, kernels, masks, rings
-from mercurygen.emit.border import runs_argument
-from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
-from mercurygen.emit.loops import column_parts, part_counts
+from mercurygen.emit import bodies, held, kernels, rings
+from mercurygen.emit.levels import PAIR, Level, Names, partial, queries_stay, with_owner
+from mercurygen.emit.loops import part_counts
 from mercurygen.emit.needed import rows_are_cut
-from mercurygen.emit.ring_kinds import name_of, nested
-from mercurygen.emit.walk import nest_dims, spare_call
 from mercurygen.emit.ways import beside_home, reductions, runs_of, ways_home
 from mercurygen.emit.words import variable
-from mercurygen.lower.plan import Gather, Loop, Plan
+from mercurygen.lower.plan import Loop, Plan
 
 
 def not_emitted(plan: Plan) -> str | None:
@@ -27,7 +24,7 @@ def not_emitted(plan: Plan) -> str | None:
             return "partial results of a skewed pair of shifts"
         if not loop.tensors and not _cut_evenly(plan, loop):
             return "results that go home from tokens in this order"
-    if any(loop.walks and "q" in loop.tensors and not loop.home for loop in plan.nest.loops):
+    if queries_stay(plan) and not _alone(plan):
         return "queries that come by where their results are not sent home"
     if any(reduce.dtype for reduce in plan.nest.reduces):
         return "partial results that cross links in less than float32"
@@ -43,6 +40,14 @@ def _cut_evenly(plan: Plan, loop: Loop) -> bool:
     around = (walk.dim for each in loops[: loops.index(loop)] for walk in each.walks)
     single = {*plan.program.parallel_dims(loop.axis), *around}  # of whose ranks one's are here
     return order.kind == "contiguous" and single >= set(dims)
+
+
+def _alone(plan: Plan) -> bool:
+    """Whether queries that come by have one ring, nothing else does, and tiles are equal runs."""
+    (loop,) = (loop for loop in plan.nest.loops if "q" in loop.tensors and loop.walks)
+    walks = [walk for each in plan.nest.loops for walk in each.walks]
+    simple = len(walks) == 1 and len(loop.walking) == 1 and not plan.tiles
+    return simple and not rows_are_cut(plan) and _cut_evenly(plan, loop)
 
 
 def heading(plan: Plan) -> str:
@@ -117,11 +122,12 @@ def _function(names: Names, index: int) -> str:
         plain = ", ".join(dense)
         lines.append(f"    {plain} = {', '.join(f'{x}.contiguous()' for x in dense)}")
     for loop in level.gathers:
-        gathered = _tiles(names, loop, index, loop.stages)
+        gathered = bodies.tiles(names, loop, index, loop.stages)
         target = ", ".join(loop.tensors) if len(loop.tensors) > 1 else f"({loop.tensors[0]},)"
         lines.append(f"    {target} = {gathered}")
+    lines += bodies.prepared(names, index)
     if level.last:
-        return "\n".join([*lines, *_body(names, index)])
+        return "\n".join([*lines, *bodies.body(names, index)])
     if not level.home:
         end = ["    return out.to(q.dtype), lse" if whole else "    return out, lse"]
         return "\n".join([*lines, *_ring(names, index), *end])
@@ -145,6 +151,10 @@ def _doc(names: Names, index: int, whole: bool) -> list[str]:
         return ['    """Out and lse of the rows of q that see a key of k; [] if there are none."""']
     if names.raw:
         return ['    """Out and lse of q over our keys, as the kernel leaves them."""']
+    if queries_stay(names.plan):
+        return [
+            '    """Out and lse of the queries of all ranks, which come by, over the keys k."""'
+        ]
     keys = "all keys that come by" if level.loop else "the keys k"
     none = "; 0 and -inf of rows that see none" if names.causal else ""
     return [f'    """Out and lse of q over {keys}{none}."""']
@@ -156,48 +166,12 @@ def _dense_first(names: Names, index: int) -> list[str]:
         return []
     inner = [t for level in names.levels[1:] for t in _moved(level)]
     outer = _moved(names.levels[0])
-    return [x for x in dict.fromkeys(inner) if x not in outer and not _packed(names.plan, x)]
+    return [x for x in dict.fromkeys(inner) if x not in outer and not bodies.packed(names.plan, x)]
 
 
 def _moved(level: Level) -> list[str]:
     loops = (*level.gathers, *([level.loop] if level.loop else []))
     return [name for loop in loops for name in loop.tensors]
-
-
-def _packed(plan: Plan, name: str) -> bool:
-    """Whether the border leaves a tensor contiguous."""
-    return any(name in swap.tensors for swap in plan.before)
-
-
-def _tiles(names: Names, loop: Loop, index: int, stages: tuple) -> str:
-    """What a loop starts from, gathered over some stages."""
-    fresh = index > 0 or part_counts(names.plan)  # dense already
-    own = [x if fresh or _packed(names.plan, x) else f"{x}.contiguous()" for x in loop.tensors]
-    tiles = f"({own[0]},)" if len(own) == 1 else f"({', '.join(own)})"
-    for stage in stages:
-        if isinstance(stage, Gather):
-            group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
-            tiles = f"_gather({tiles}, {group})"
-    return tiles
-
-
-def _walk(names: Names, index: int) -> str:
-    """The tiles of a level, one after the other."""
-    loop, plan = names.levels[index].loop, names.plan
-    walk = loop.walks[-1]
-    group = variable(walk.dim)
-    if not loop.tensors:
-        return f"_by_owner(q, {group})"
-    tiles = _tiles(names, loop, index, () if part_counts(plan) else loop.leading)
-    if len(loop.walks) > 1:
-        return f"_walk_tiles({tiles}, {', '.join(map(variable, nest_dims(plan)))})"
-    given = f"{spare_call(plan, walk, tiles)}, " if nested(plan) else ""
-    beside = "".join(f", {variable(dim)}" for dim in direct.beside(plan)) if walk.direct else ""
-    call = f"{name_of(plan, walk)}({tiles}, {given}{group}{beside})"
-    for stage in loop.walking[1:]:
-        group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
-        call = f"_gather_ahead({call}, {group})"
-    return call
 
 
 def _home(names: Names, index: int) -> tuple[str, str]:
@@ -211,7 +185,7 @@ def _home(names: Names, index: int) -> tuple[str, str]:
     share = f"({owner}, {inner})" if loop.home == "direct" else inner
     named = owner if loop.home == "direct" or names.causal else "_"
     target = f"{named}, {tile}" if with_owner(plan) else tile
-    line = f"    shares = ({share} for {target} in {_walk(names, index)})"
+    line = f"    shares = ({share} for {target} in {bodies.coming(names, index)})"
     if loop.home == "relayed":
         reverse = loop.walks[-1].reverse
         on = rings.way_argument(plan, reverse) if rings.carries_both_ways(plan) else ""
@@ -228,114 +202,9 @@ def _ring(names: Names, index: int) -> list[str]:
     if names.is_block(index + 1):
         more = kernels.merged(names.plan, "out, lse", "q, keys, values", False)
     return [
-        f"    tiles = {_walk(names, index)}",
+        f"    tiles = {bodies.coming(names, index)}",
         f"    {tile} = next(tiles)  # our own",
         f"    out, lse = {inner}",
         f"    for {tile} in tiles:",
         f"        {more}",
-    ]
-
-
-def _body(names: Names, index: int) -> list[str]:
-    """The body on what the mask leaves of tiles."""
-    level = names.levels[index]
-    if names.raw and not names.causal:
-        return [f"    return {kernels.call(names.plan, 'q, k, v', False)}"]
-    if names.plan.nest.begin == "first":
-        return _first(names, index)
-    rows, cols = (names.chunks(axis) for axis in names.program.mask_axes)
-    plan, word = names.plan, kernels.mask_word(names.plan)
-    if names.trimmed:
-        share = kernels.call(plan, "q[:, rows], k[:, cols], v[:, cols]", kernels.CUT)
-        lines, size = [f"    theirs = {rows}", f"    mine = {cols}"], "q.shape[1] // len(theirs)"
-        if rows_are_cut(plan):
-            lines += [
-                "    size = k.shape[1] // len(mine)",
-                "    theirs = theirs[len(theirs) - q.shape[1] // size :]  # q has the last of them",
-            ]
-            size = "size"
-        return [
-            *lines,
-            f"    blocks = _visible(theirs, mine, {size})  # one at most",
-            f"    return [x for rows, cols, {word} in blocks for x in {share}]",
-        ]
-    if rows_are_cut(plan):
-        return _of_last_rows(names, rows, cols)
-    lines = [
-        "    dtype = torch.promote_types(q.dtype, torch.float32)",
-        "    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype)",
-        "    lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=dtype)",
-    ]
-    count = column_parts(plan)
-    tiled = level.loop or count > 1
-    k, v = ("keys", "values") if tiled else ("k", "v")
-    pad = "        " if tiled else "    "
-    parts = f"zip(k.chunk({count}, dim=1), v.chunk({count}, dim=1), strict=True)"
-    if not names.causal:
-        tile = f"_, ({k}, {v})" if level.loop and with_owner(names.plan) else f"{k}, {v}"
-        lines.append(f"    for {tile} in {_walk(names, index) if level.loop else parts}:")
-        whole = kernels.merged(plan, "out, lse", f"q, {k}, {v}", False)
-        return [*lines, f"        {whole}", "    return out, lse"]
-    spaced = masks.mask_form(plan) == "spaced"
-    lines.append(f"    mine = {rows}")
-    lines += [] if spaced else ["    size = q.shape[1] // len(mine)"]
-    if level.loop:
-        lines.append(f"    for {names.owner(index)}, ({k}, {v}) in {_walk(names, index)}:")
-    elif tiled:
-        lines.append(f"    for j, ({k}, {v}) in enumerate({parts}):")
-        cols = f"_run({cols}, j, {count})"
-    tensors = f"q[:, rows], {k}[:, cols], {v}[:, cols]"
-    part = "out[:, rows], lse[:, :, rows]"
-    if spaced:
-        block = [
-            f"{pad}rows, cols = _visible(mine, {cols})",
-            f"{pad}{kernels.merged(plan, part, tensors, True)}",
-        ]
-        return [*lines, *block, "    return out, lse"]
-    block = kernels.merged(plan, part, tensors, kernels.CUT)
-    return [
-        *lines,
-        f"{pad}for rows, cols, {word} in _visible(mine, {cols}, size):",
-        f"{pad}    {block}",
-        "    return out, lse",
-    ]
-
-
-def _of_last_rows(names: Names, rows: str, cols: str) -> list[str]:
-    """The body where q has only the last rows of a tile: no others see a key."""
-    plan, word = names.plan, kernels.mask_word(names.plan)
-    block = kernels.merged(
-        plan,
-        "late[:, rows], late_lse[:, :, rows]",
-        "q[:, rows], k[:, cols], v[:, cols]",
-        kernels.CUT,
-    )
-    return [
-        f"    theirs = {rows}",
-        f"    mine = {cols}",
-        "    size = k.shape[1] // len(mine)",
-        "    tokens = len(theirs) * size",
-        "    dtype = torch.promote_types(q.dtype, torch.float32)",
-        "    out = q.new_zeros(q.shape[0], tokens, q.shape[2], v.shape[3], dtype=dtype)",
-        "    lse = q.new_full((q.shape[0], q.shape[2], tokens), -torch.inf, dtype=dtype)",
-        "    first = tokens - q.shape[1]  # q has the last rows of the tile",
-        "    late, late_lse = out[:, first:], lse[:, :, first:]",
-        f"    for rows, cols, {word} in _visible(theirs[first // size :], mine, size):",
-        f"        {block}",
-        "    return out, lse",
-    ]
-
-
-def _first(names: Names, index: int) -> list[str]:
-    """The body on tiles of which the first is one block: the others are merged into its result."""
-    tile = "_, (keys, values)" if with_owner(names.plan) else "keys, values"
-    plan, tensors = names.plan, "q, keys, values"
-    return [
-        f"    tiles = {_walk(names, index)}",
-        f"    {tile} = next(tiles)  # our own",
-        f"    out, lse = {kernels.call(plan, tensors, False)}",
-        *kernels.widened(plan),
-        f"    for {tile} in tiles:",
-        f"        {kernels.merged(plan, 'out, lse', tensors, False)}",
-        "    return out, lse",
     ]
