@@ -22,7 +22,7 @@ from mercurygen.ir import problem as ir
 from mercurygen.lower.trace import trace
 from mercurygen.virtual.run import play
 
-SEED, COUNT, MOST_RANKS = 11, 60, 8
+SEED, COUNT, MOST_RANKS = 14, 60, 8
 DTYPE = torch.float64
 KINDS = {  # what some of the schedules must have
     "masks": ("causal", "full"),
