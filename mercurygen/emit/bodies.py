@@ -83,26 +83,14 @@ def body(names: Names, index: int) -> list[str]:
         return [f"    return {kernels.call(names.plan, 'q, k, v', False)}"]
     if names.plan.nest.begin == "first":
         return _first(names, index)
-    rows, cols = (names.chunks(axis) for axis in names.program.mask_axes)
-    plan, word = names.plan, kernels.mask_word(names.plan)
     if names.trimmed:
-        share = kernels.call(plan, "q[:, rows], k[:, cols], v[:, cols]", kernels.CUT)
-        lines, size = [f"    theirs = {rows}", f"    mine = {cols}"], "q.shape[1] // len(theirs)"
-        if rows_are_cut(plan):
-            lines += [
-                "    size = k.shape[1] // len(mine)",
-                "    theirs = theirs[len(theirs) - q.shape[1] // size :]  # q has the last of them",
-            ]
-            size = "size"
-        return [
-            *lines,
-            f"    blocks = _visible(theirs, mine, {size})  # one at most",
-            f"    return [x for rows, cols, {word} in blocks for x in {share}]",
-        ]
-    if rows_are_cut(plan):
+        return _one_block(names)
+    rows, cols = (names.chunks(axis) for axis in names.program.mask_axes)
+    if rows_are_cut(names.plan):
         return _of_last_rows(names, rows, cols)
-    if queries_stay(plan):
+    if queries_stay(names.plan):
         return _of_queries(names, index, rows, cols)
+    plan = names.plan
     lines = [
         "    dtype = torch.promote_types(q.dtype, torch.float32)",
         "    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype)",
@@ -111,35 +99,53 @@ def body(names: Names, index: int) -> list[str]:
     count = column_parts(plan)
     tiled = level.loop or count > 1
     k, v = ("keys", "values") if tiled else ("k", "v")
-    pad = "        " if tiled else "    "
     parts = f"zip(k.chunk({count}, dim=1), v.chunk({count}, dim=1), strict=True)"
     if not names.causal:
         tile = f"_, ({k}, {v})" if level.loop and with_owner(names.plan) else f"{k}, {v}"
         lines.append(f"    for {tile} in {coming(names, index) if level.loop else parts}:")
         whole = kernels.merged(plan, "out, lse", f"q, {k}, {v}", False)
         return [*lines, f"        {whole}", "    return out, lse"]
-    spaced = masks.mask_form(plan) == "spaced"
     lines.append(f"    mine = {rows}")
-    lines += [] if spaced else ["    size = q.shape[1] // len(mine)"]
+    if masks.mask_form(plan) != "spaced":
+        lines.append("    size = q.shape[1] // len(mine)")
     if level.loop:
         lines.append(f"    for {names.owner(index)}, ({k}, {v}) in {coming(names, index)}:")
     elif tiled:
         lines.append(f"    for j, ({k}, {v}) in enumerate({parts}):")
         cols = f"_run({cols}, j, {count})"
-    tensors = f"q[:, rows], {k}[:, cols], {v}[:, cols]"
+    pad = "        " if tiled else "    "
+    blocks = _blocks(plan, f"q[:, rows], {k}[:, cols], {v}[:, cols]", cols)
+    return [*lines, *(f"{pad}{line}" for line in blocks), "    return out, lse"]
+
+
+def _blocks(plan: Plan, tensors: str, cols: str) -> list[str]:
+    """Lines that merge what the mask leaves of a tile of these columns."""
     part = "out[:, rows], lse[:, :, rows]"
-    if spaced:
-        block = [
-            f"{pad}rows, cols = _visible(mine, {cols})",
-            f"{pad}{kernels.merged(plan, part, tensors, True)}",
+    if masks.mask_form(plan) == "spaced":
+        square = kernels.merged(plan, part, tensors, True)
+        return [f"rows, cols = _visible(mine, {cols})", square]
+    return [
+        f"for rows, cols, {kernels.mask_word(plan)} in _visible(mine, {cols}, size):",
+        f"    {kernels.merged(plan, part, tensors, kernels.CUT)}",
+    ]
+
+
+def _one_block(names: Names) -> list[str]:
+    """The body where the mask leaves one block at most, which is the result."""
+    plan, word = names.plan, kernels.mask_word(names.plan)
+    rows, cols = (names.chunks(axis) for axis in names.program.mask_axes)
+    share = kernels.call(plan, "q[:, rows], k[:, cols], v[:, cols]", kernels.CUT)
+    lines, size = [f"    theirs = {rows}", f"    mine = {cols}"], "q.shape[1] // len(theirs)"
+    if rows_are_cut(plan):
+        lines += [
+            "    size = k.shape[1] // len(mine)",
+            "    theirs = theirs[len(theirs) - q.shape[1] // size :]  # q has the last of them",
         ]
-        return [*lines, *block, "    return out, lse"]
-    block = kernels.merged(plan, part, tensors, kernels.CUT)
+        size = "size"
     return [
         *lines,
-        f"{pad}for rows, cols, {word} in _visible(mine, {cols}, size):",
-        f"{pad}    {block}",
-        "    return out, lse",
+        f"    blocks = _visible(theirs, mine, {size})  # one at most",
+        f"    return [x for rows, cols, {word} in blocks for x in {share}]",
     ]
 
 
