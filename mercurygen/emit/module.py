@@ -209,11 +209,10 @@ def _border_not_emitted(plan: Plan) -> str | None:
 
 def _of_tiles(plan: Plan) -> str | None:
     """What of a plan with tile loops has no text yet."""
-    if column_parts(plan) > 1 and "G" in part_counts(plan):
+    parts, keys = part_counts(plan), column_parts(plan) > 1
+    if keys and "G" in parts:
         return "a loop over parts of S_kv inside one over query heads"
-    if levels.partial(plan) and (
-        "S_q" in part_counts(plan) or column_parts(plan) > 1 and part_counts(plan)
-    ):
+    if levels.partial(plan) and ("S_q" in parts or keys and parts):
         return "partial results in parts of the queries, or of the keys and another axis"
     return results.not_emitted(plan)
 
