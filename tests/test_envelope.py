@@ -80,6 +80,7 @@ def test_one_schedule_is_written_once(tmp_path: Path) -> None:
         run("emit", *ASKED, "--order", "any").refused("usage", "--order any")
         run("emit", *ASKED, "--objective", "memory").refused("usage", "--objective")
         run("emit", *ASKED, "--probe").refused("usage", "--probe")
+        run("emit", *ASKED, "--packed").refused("usage", "packed documents")
         for option in ("--probe", "--envelope"):
             run("emit", *ASKED[:4], "socket=1,gpu=1", option).refused("usage", "of one rank")
 

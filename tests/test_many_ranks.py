@@ -15,7 +15,7 @@ from mercurygen.designs.meshes import meshes
 from mercurygen.errors import UserError
 from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.mesh import Dim, Mesh
-from mercurygen.ir.problem import Problem
+from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.lower.cuts import Cuts
 from mercurygen.lower.lower import lower
 from mercurygen.lower.visible import NotCuttable, tokens_of, visible
@@ -130,6 +130,8 @@ def test_more_than_1024_ranks_are_refused() -> None:
     check_sizes(Problem(), (128, 8))
     with pytest.raises(UserError, match="1032 ranks: this version proves"):
         check_sizes(Problem(), (129, 8))
+    with pytest.raises(UserError, match="136 ranks: this version proves"):
+        check_sizes(Sizes(()), (17, 8))
     check_sizes(Problem(), (512, 8), MOST_SEARCHED)
     with pytest.raises(UserError, match="4104 ranks: this version searches"):
         check_sizes(Problem(), (513, 8), MOST_SEARCHED)

@@ -62,6 +62,9 @@ def _check(wanted: Request) -> None:
     if wanted.probe:
         help = "the modules of a set look at their machine anyway"
         raise UserError("usage", "--probe beside --envelope", help=help)
+    if wanted.problem.documents:
+        help = "its module does not know documents yet: emit the schedule that you want"
+        raise UserError("usage", "--envelope of packed documents", help=help)
     if prod(wanted.sizes) == 1:
         help = "one rank has no links to choose by: emit the schedule that you want"
         raise UserError("usage", "--envelope of one rank", help=help)

@@ -20,6 +20,7 @@ from mercurygen.schedule.text import OPERATOR
 LARGEST_HEADS = 65536  # beyond any model; a help text lists divisors
 MOST_RANKS = 1024  # that are proved, for every one is played: half a minute for 128 x 8
 MOST_SEARCHED = 4096  # ranks: the closed form takes those that do the same together
+MOST_OWN = 128  # of an operator of one's own, whose mask goes by position: every pair is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,9 @@ def check_sizes(problem: Problem | Sizes, group: tuple[int, ...], most: int = MO
                 f"{name}={getattr(problem, name)} is not a size",
                 help=f"an integer from 1 to {LARGEST_HEADS}",
             )
+    most = min(most, MOST_OWN) if isinstance(problem, Sizes) else most
     if prod(group) > most:
-        does = "proves" if most == MOST_RANKS else "searches"
+        does = "searches" if most == MOST_SEARCHED else "proves"
         raise UserError(
             "too-many-ranks",
             f"{prod(group)} ranks: this version {does} schedules of up to {most}",

@@ -95,7 +95,7 @@ def text(envelope: Envelope, facts: Sequence[Facts]) -> str:
         **{"B": problem.batch, "S": problem.seq // ranks, "H": problem.heads},
         **{"K": problem.kv_heads, "D": problem.head_dim, "E": problem.v_head_dim},
     }
-    b, s, h = outside.places(problem.layout)
+    b, s, h, d = outside.places(problem.layout)
     roles = [member.role for member in envelope.members]
     levels = tuple(level for level, _ in envelope.members[0].slow)
     members = zip(envelope.members, facts, strict=True)
@@ -110,7 +110,9 @@ def text(envelope: Envelope, facts: Sequence[Facts]) -> str:
         count=2 * (len(sizes) + 1) + 1 + len(levels),
         itemsize=DTYPES[problem.dtype],
         placed=placed(facts[0].schedule.expected),
-        shapes=f"q.shape[{b}], q.shape[{s}], q.shape[{h}], k.shape[{h}], q.shape[3], v.shape[3]",
+        shapes=", ".join(
+            f"{x}.shape[{i}]" for x, i in zip("qqqkqv", (b, s, h, h, d, d), strict=True)
+        ),
         **{x: outside.shape(problem.layout, "B", "S", *axes) for x, axes in _AXES.items()},
         members="\n".join(f'    "{x.role}": {_member(x, each)},' for x, each in members),
     )
