@@ -160,5 +160,5 @@ def test_kinds_of_steps_are_those_of_every_class() -> None:
             blocks = visible(plan.atoms.domain, "aten", plan.rows(here), plan.columns(owner))
             size = plan.chunk
             assert steps.kinds[kind] == tuple(
-                (*tokens_of(one, size), one.causal, int(one.below)) for one in blocks
+                (*tokens_of(one, size), one.causal, int(one.below), ()) for one in blocks
             )
