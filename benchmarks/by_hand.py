@@ -220,8 +220,9 @@ def _add(sent: dict[str, float], more: dict[str, float]) -> None:
 def allgather(machine: Machine, problem: Problem) -> Figures:
     """All keys and values to every rank, then one step.
 
-    Each of a rank's two chunks meets its own square and what is before it; the rank that has most
-    to do counts.
+    Each of a rank's two chunks meets its own square and what is before it: torch's kernel masks a
+    square, so these are two blocks, merged into a result of zeros. (One with an offset mask, as
+    FlashAttention's own, would do both at once.) The rank that has most to do counts.
     """
     chunk = problem.seq // (2 * machine.size)
     k = problem.batch * 2 * chunk * problem.kv_heads * problem.head_dim * ELEMENT
@@ -235,9 +236,10 @@ def allgather(machine: Machine, problem: Problem) -> Figures:
         for end in [clock.send(spent), clock.send(spent)]:
             clock.wait(end)
             clock.kernels(machine.copy(2 * k * machine.size))  # into the order of the sequence
+        clock.kernels(machine.copy(2 * out * WIDE), machine.copy(2 * rows * WIDE))
         for place in (rank, 2 * machine.size - 1 - rank):
-            clock.kernels(machine.flash(problem, problem.heads, chunk, chunk, True))
-            clock.kernels(machine.copy(out * (ELEMENT + WIDE)))
+            square = machine.flash(problem, problem.heads, chunk, chunk, True)
+            clock.kernels(square, *machine.merge(out, rows))
             if place:
                 before = machine.flash(problem, problem.heads, chunk, place * chunk, False)
                 clock.kernels(before, *machine.merge(out, rows))
