@@ -96,7 +96,7 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
         *([] if both else ["        RuntimeError: a gradient would be needed."]),
         '    """',
         "    q, k, v = _autocast(q, k, v)",
-        f"    _check(q, k, v, {more}{'mesh, ' if mesh.dims else ''}seq)",
+        f"    _check(q, k, v, {more}mesh, seq)",
         *(f"    {line}" for line in outside.into(layout)),
         "    scale = q.shape[3] ** -0.5 if scale is None else scale",
         *(["    borders = _borders(cu_seqlens)"] if packed else []),
@@ -154,11 +154,10 @@ def check(plan: Plan, both: Both | None, layout: str) -> str:
     lines = [
         f"{_AUTOCAST}def _check(q: Tensor, k: Tensor, v: Tensor, "
         f"{'cu_seqlens: Tensor, ' if layout == PACKED else ''}"
-        f"{'mesh: DeviceMesh, ' if mesh.dims else ''}seq: int | None) -> None:",
+        f"mesh: {'DeviceMesh' if mesh.dims else 'None'}, seq: int | None) -> None:",
         '    """Refuse what this schedule cannot do; facts that all ranks share come first."""',
     ]
-    if mesh.dims:
-        lines.append(_CHECK_MESH)
+    lines.append(_CHECK_MESH if mesh.dims else _CHECK_NO_MESH)
     if both is None:
         lines.append(_CHECK_GRADIENT)
     lines += [_check_tensors(plan, layout), *_check_sizes(plan, both, layout)]
@@ -180,6 +179,10 @@ _CHECK_MESH = """\
             raise ValueError(f"mesh: {name} has {line}, its group another order; see make_mesh")
     if q.device.type != mesh.device_type:
         raise ValueError(f"q is on {q.device}, the mesh on {mesh.device_type}")"""
+
+_CHECK_NO_MESH = """\
+    if isinstance(mesh, Tensor):
+        raise ValueError("mesh is a tensor: must be None; this attention takes no cu_seqlens")"""
 
 _CHECK_GRADIENT = """\
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
