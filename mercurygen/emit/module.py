@@ -189,9 +189,7 @@ def _not_emitted(plan: Plan) -> str | None:
         return "direct shifts of stripes of one token"
     what = packed.not_emitted(plan)
     what = what or (_of_tiles(plan) if plan.tiles else results.not_emitted(plan))
-    if what is not None:
-        return what
-    return _border_not_emitted(plan)
+    return what or _border_not_emitted(plan)
 
 
 def _border_not_emitted(plan: Plan) -> str | None:
