@@ -181,7 +181,7 @@ _CHECK_MESH = """\
         raise ValueError(f"q is on {q.device}, the mesh on {mesh.device_type}")"""
 
 _CHECK_NO_MESH = """\
-    if isinstance(mesh, Tensor):
+    if torch.is_tensor(mesh):
         raise ValueError("mesh is a tensor: must be None; this attention takes no cu_seqlens")"""
 
 _CHECK_GRADIENT = """\

@@ -54,6 +54,7 @@ _IMPORTS = (  # (what the text mentions, the import), in the order of the module
     ("Iterator", "from collections.abc import Iterator"),
     ("timedelta", "from datetime import timedelta"),
     ("groupby", "from itertools import groupby"),
+    ("pairwise", "from itertools import pairwise"),
     ("product", "from itertools import product"),
     ("gethostname", "from socket import gethostname"),
     ("perf_counter", "from time import perf_counter"),
