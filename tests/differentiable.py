@@ -37,7 +37,7 @@ from mercurygen import operators
 from mercurygen.cli.build import Lowered, plans_of
 from mercurygen.emit.module import emit
 from mercurygen.schedule.schedule import Schedule
-from mercurygen.schedule.text import parse
+from mercurygen.schedule.text import parse, show_mask
 
 _HEADER = """\
 operator attention
@@ -77,6 +77,7 @@ class Trained:
         sizes = {field: getattr(problem, field) for field in _SIZES}
         levels = " ".join(f"{x} wire 25GB/s" for x in self.mesh.split() or ["gpu=1"])
         group = self.mesh or "gpu=1"
+        sizes["mask"] = " ".join(show_mask(problem))
         text = _HEADER.format(levels=levels, group=group, mesh=self.mesh, **sizes)
         dims = ", ".join(each.partition("=")[0] for each in self.mesh.split())
         text += f"order S: {self.problem.order} over {dims}\n" if dims else ""

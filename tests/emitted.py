@@ -24,7 +24,7 @@ from mercurygen.lower.plan import Plan
 from mercurygen.operators import load
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.schedule import Schedule, Target
-from mercurygen.schedule.text import parse, show
+from mercurygen.schedule.text import parse, show, show_mask
 from mercurygen.search.space import Point, points, settle
 
 ATTENTION = load("attention")
@@ -101,7 +101,9 @@ def problem_of(problem: numeric_cases.Problem, dtype: str = "bfloat16") -> Probl
         head_dim=problem.head_dim,
         v_head_dim=problem.value_dim or problem.head_dim,
         dtype=dtype,
-        mask="causal" if problem.causal else "full",
+        mask="window" if problem.window else "causal" if problem.causal else "full",
+        window=problem.window[0] + 1 if problem.window else None,
+        ahead=problem.window[1] if problem.window else 0,
     )
 
 
@@ -190,7 +192,7 @@ def of_lines(mesh: str, lines: str, problem: Problem) -> Emitted:
     source = parse(f"""operator attention
 problem batch={problem.batch} seq={problem.seq} heads={problem.heads} \
 kv_heads={problem.kv_heads} head_dim={problem.head_dim} v_head_dim={problem.v_head_dim} \
-{problem.dtype} {problem.mask}
+{problem.dtype} {' '.join(show_mask(problem))}
 topology test sha256:0123456789abcdef {' '.join(f'{x} wire 25GB/s' for x in mesh.split())}
 group {mesh}
 tp 1

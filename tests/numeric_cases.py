@@ -58,9 +58,12 @@ class Problem:
     order: str = "zigzag"
     scale: float | None = None
     seed: int = 20
+    window: tuple[int, int] | None = None  # keys before and after a query
 
     @property
     def mask(self) -> reference.Mask:
+        if self.window is not None:
+            return reference.window(*self.window)
         return reference.causal if self.causal else reference.full
 
     def inputs(self, dtype: torch.dtype) -> list[Tensor]:

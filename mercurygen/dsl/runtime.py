@@ -135,8 +135,8 @@ class Run:
         match self.mask:
             case Domain("causal"):
                 return lag >= 0
-            case Domain("window", width=width):
-                return (lag >= 0) & (lag < width)
+            case Domain("window", width=width, ahead=ahead):
+                return (lag >= -ahead) & (lag < width)
         return torch.ones_like(lag, dtype=torch.bool)
 
     def contribute(self, name: str, index: tuple[Index, ...], value: Any) -> None:

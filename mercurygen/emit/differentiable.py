@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from mercurygen.emit import border, gradients, held, kernels, nest, outside, tiles
+from mercurygen.emit import border, gradients, held, kernels, nest, outside, tiles, windows
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import called, variable
@@ -50,7 +50,8 @@ class Both:
 def apply(both: Both, layout: str) -> list[str]:
     """Lines of the public function that call it; layout: of the caller's tensors."""
     more = ["return_lse"] if both.asks else []
-    given = ", ".join(["q, k, v", *both.groups, "scale", *more])
+    window = ["window"] if both.plan.program.mask == "window" else []
+    given = ", ".join(["q, k, v", *both.groups, "scale", *window, *more])
     return [
         f"out, lse = {NAME}.apply({given})",
         *outside.back(layout),
@@ -62,9 +63,8 @@ def function(both: Both, backward: list[str]) -> str:
     """The class, with the lines of its backward."""
     groups = [f"{name}: dist.ProcessGroup" for name in both.groups]
     more = ["return_lse: bool"] if both.asks else []
-    given = ", ".join(
-        ["ctx: Any", "q: Tensor", "k: Tensor", "v: Tensor", *groups, "scale: float", *more]
-    )
+    scale = ["scale: float", *(["window: tuple[int, int]"] * bool(windows.argument(both.plan)))]
+    given = ", ".join(["ctx: Any", "q: Tensor", "k: Tensor", "v: Tensor", *groups, *scale, *more])
     q, out, lse = (held.length(both.plan, name) for name in ("q", "out", "lse"))
     k = held.length(both.plan, "k")
     inputs = f"q [B, {q}, H, D], k [B, {k}, K, D], v [B, {k}, K, E]"
@@ -110,12 +110,13 @@ def _forward(both: Both) -> list[str]:
             lines = ["given = q, k, v", *lines]
             save = "ctx.save_for_backward(*given, out, lse)"
         lines += [*([] if part_counts(plan) else out), *lse, save]
-    attributes, names = "ctx.scale", "scale"
+    window = windows.argument(both.plan)
+    attributes, names = "ctx.scale" + (", ctx.window" * bool(window)), f"scale{window}"
     if groups := _used(both):
         grouped = f"({', '.join(groups)})" if len(groups) > 1 else groups[0]
         attributes, names = (
             f"ctx.group{'s' if len(groups) > 1 else ''}, {attributes}",
-            f"{grouped}, scale",
+            f"{grouped}, scale{window}",
         )
     lines += [f"{attributes} = {names}", "ctx.mark_non_differentiable(lse)", "return out, lse"]
     return lines
@@ -130,12 +131,13 @@ def _used(both: Both) -> list[str]:
 def _backward(both: Both) -> list[str]:
     """The backward's lines."""
     groups = _used(both)
-    given = ["ctx.scale"]
-    names = ["scale"]
+    window = both.plan.program.mask == "window"
+    given = ["ctx.scale", *(["ctx.window"] * window)]
+    names = ["scale", *(["window"] * window)]
     if groups:
         given = ["ctx.groups" if len(groups) > 1 else "ctx.group", *given]
         names = [f"({', '.join(groups)})" if len(groups) > 1 else groups[0], *names]
-    others = len(both.groups) + 1 + both.asks
+    others = len(both.groups) + 1 + window + both.asks
     return [
         f"{KEPT} = ctx.saved_tensors",
         f"{', '.join(names)} = {', '.join(given)}",
@@ -223,7 +225,8 @@ def kernel(plan: Plan) -> list[str]:
     if plan.program.kernel == TRITON:
         moving = any(loop.outputs for loop in plan.nest.loops)
         return [kernels.backward(plan.program.kernel_options), *(add if moving else [])]
-    return [render("block_backward"), *(add if plan.nest.begin != "only" else [])]
+    block = "window_block_backward" if plan.program.mask == "window" else "block_backward"
+    return [render(block), *(add if plan.nest.begin != "only" else [])]
 
 
 def beside(code: str, forward: list[str], backward: list[str]) -> tuple[str, list[str]]:

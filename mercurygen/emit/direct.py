@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from mercurygen.emit.loops import walked, walking
+from math import prod
+
+from mercurygen.emit import windows
+from mercurygen.emit.loops import runs_of_chunk, walked, walking
 from mercurygen.emit.needed import may_be_empty, need_form, own_are_longer, uneven
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import letters, variable
@@ -35,20 +38,35 @@ def functions(plan: Plan) -> list[str]:
     form = need_form(plan)
     if form == "whole":
         return [render("fetch_whole")]
+    window = plan.program.mask == "window"
     cuts = form != "before"  # there all of a tile is read, or nothing
     fetch = render(
         "fetch",
-        more="".join(f", {each}" for each in parameters(plan)),
+        more="".join(f", {each}" for each in parameters(plan)) + windows.parameter(plan),
         received=_asked(plan, "me", "owner"),
         sent=_asked(plan, "reader", "me"),
         leaving="leaving" if cuts else "own",
         cuts=cuts,
         empty=may_be_empty(plan),
+        window=window,
     )
+    if window:
+        return [fetch, *_of_window(plan), render("cut", window=True), render("front")]
     place = "tuple[int, ...]" if _places(plan) else "int"
     needed = _NEEDED[form].replace("PLACE", place)
     fronts = [_FRONTS] if uneven(plan) else []
-    return [fetch, *([render("cut")] if cuts else []), *fronts, needed, render("front")]
+    cut = [render("cut", window=False)] if cuts else []
+    return [fetch, *cut, *fronts, needed, render("front")]
+
+
+def _of_window(plan: Plan) -> list[str]:
+    """What a window leaves of tiles, and at which steps anybody reads something."""
+    whole = tuple(each for each in plan.row_dims if each != walked(plan)[0].dim)
+    asked = _asked(plan, "me", "(me - step) % size", tokens="tokens", whole=whole)
+    steps = windows.STEPS.format(asked=f"_needed({asked})")
+    if need_form(plan) == "stripes":
+        return [steps, windows.NEEDED_STRIPES]
+    return [steps, windows.VISIBLE_HERE, windows.NEEDED]
 
 
 def parameters(plan: Plan) -> list[str]:
@@ -165,14 +183,41 @@ def _places(plan: Plan) -> bool:
     return any(walk.direct for walk in walked(plan)[1:])
 
 
-def _asked(plan: Plan, reader: str, owner: str) -> str:
-    """Arguments of `_needed`."""
+def _asked(
+    plan: Plan, reader: str, owner: str, tokens: str = "tokens", whole: tuple[str, ...] = ()
+) -> str:
+    """Arguments of `_needed`.
+
+    Args:
+        plan: of the module.
+        reader, owner: their places along the ring.
+        tokens: of a whole tile.
+        whole: dimensions beside the ring of which all ranks' rows are meant.
+    """
+    if plan.program.mask == "window":
+        if need_form(plan) == "stripes":
+            return f"{reader}, {owner}, {tokens}, window"
+        rows, cols = _chunks_of(plan, reader, owner, whole)
+        count = _chunk_count(plan)
+        return f"{rows}, {cols}, {tokens}{f' // {count}' if count > 1 else ''}, window"
     if _listed(plan):
-        return f"rows[{reader}], cols[{owner}]"
+        return f"rows[{reader}], cols[{owner}], {tokens}"
     if need_form(plan) != "chunks":
         if _places(plan):
-            return f"(*ours, {reader}), (*theirs, {owner})"
-        return f"{reader}, {owner}"
+            return f"(*ours, {reader}), (*theirs, {owner}), {tokens}"
+        return f"{reader}, {owner}, {tokens}"
+    return ", ".join((*_chunks_of(plan, reader, owner, ()), tokens))
+
+
+def _chunk_count(plan: Plan) -> int:
+    """Chunks of a tile that comes by."""
+    program, dim = plan.program, walked(plan)[0].dim
+    others = prod(program.mesh.extent(each) for each in program.order.dims if each != dim)
+    return program.order.halves * others * runs_of_chunk(plan)
+
+
+def _chunks_of(plan: Plan, reader: str, owner: str, whole: tuple[str, ...]) -> tuple[str, str]:
+    """The chunks of a reader's rows and of an owner's columns."""
     dim, program = walked(plan)[0].dim, plan.program
 
     def held(index: str, mine: tuple[str, ...]) -> str:
@@ -186,4 +231,5 @@ def _asked(plan: Plan, reader: str, owner: str) -> str:
         ]
         return f"_chunks({', '.join(places)})"
 
-    return f"{held(reader, beside(plan))}, {held(owner, ())}"
+    mine = tuple(each for each in beside(plan) if each not in whole)
+    return held(reader, mine), held(owner, ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import lcm, prod
 from textwrap import wrap
 
-from mercurygen.emit import border, differentiable, held, masks, nest, outside, tiles
+from mercurygen.emit import border, differentiable, held, masks, nest, outside, tiles, windows
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import part_counts, runs_of_chunk
 from mercurygen.emit.words import variable
@@ -30,6 +30,10 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 """
+_WINDOW = [
+    "        window: keys before and after itself that a query sees, as in flash-attention; the",
+    "            same on all ranks. Transfers are as long as it makes them.",
+]
 _HEADS = ("HD", "KD", "KE")  # of q, k and v, behind B and S
 
 
@@ -66,11 +70,13 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
     ]
     rows = outside.shape(layout, "B", held.length(plan, "out"), "H", "E")
     rows += ", a view," if exchanged(layout) else ""
+    window = plan.program.mask == "window"
     seq = "length of the whole sequence: S is checked against it if given"
     lines = [
         f"{_OPAQUE if both and mesh.dims else ''}"
         f"def attention(q: Tensor, k: Tensor, v: Tensor, {signature}, *, "
-        "scale: float | None = None, seq: int | None = None, return_lse: bool = False,"
+        f"scale: float | None = None, {'window: tuple[int, int] = WINDOW, ' if window else ''}"
+        "seq: int | None = None, return_lse: bool = False,"
         ") -> Tensor | tuple[Tensor, Tensor]:",
         f'    """Attend over the whole sequence{_PROMISE if both else _NO_PROMISE}',
         "",
@@ -78,6 +84,7 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
         *inputs,
         *wrap(f"mesh: {what}.", 98, initial_indent=" " * 8, subsequent_indent=" " * 12),
         "        scale: softmax scale; 1 / sqrt(D) if None.",
+        *(_WINDOW if window else []),
         f"        seq: {seq}.",
         f"        return_lse: also return the log-sum-exp of the scores{_LSE if both else ''}; "
         "the same on all ranks.",
@@ -92,7 +99,7 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
         *([] if both else ["        RuntimeError: a gradient would be needed."]),
         '    """',
         "    q, k, v = _autocast(q, k, v)",
-        f"    _check(q, k, v, {'mesh, ' if mesh.dims else ''}seq)",
+        f"    _check(q, k, v, {'mesh, ' if mesh.dims else ''}seq{windows.argument(plan)})",
         *(f"    {line}" for line in outside.into(layout)),
         "    scale = q.shape[3] ** -0.5 if scale is None else scale",
     ]
@@ -142,11 +149,14 @@ def check(plan: Plan, both: Both | None, layout: str) -> str:
     mesh = plan.program.mesh
     lines = [
         f"{_AUTOCAST}def _check(q: Tensor, k: Tensor, v: Tensor, "
-        f"{'mesh: DeviceMesh, ' if mesh.dims else ''}seq: int | None) -> None:",
+        f"{'mesh: DeviceMesh, ' if mesh.dims else ''}seq: int | None{windows.parameter(plan)})"
+        " -> None:",
         '    """Refuse what this schedule cannot do; facts that all ranks share come first."""',
     ]
     if mesh.dims:
         lines.append(_CHECK_MESH)
+    if plan.program.mask == "window":
+        lines.append(_CHECK_WINDOW)
     if both is None:
         lines.append(_CHECK_GRADIENT)
     return "\n".join([*lines, _check_tensors(plan, layout), *_check_sizes(plan, both, layout)])
@@ -165,6 +175,10 @@ _CHECK_MESH = """\
             raise ValueError(f"mesh: {name} has {line}, its group another order; see make_mesh")
     if q.device.type != mesh.device_type:
         raise ValueError(f"q is on {q.device}, the mesh on {mesh.device_type}")"""
+
+_CHECK_WINDOW = """\
+    if len(window) != 2 or min(window) < 0:
+        raise ValueError(f"window is {window}: must be two numbers of keys, 0 or more")"""
 
 _CHECK_GRADIENT = """\
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):

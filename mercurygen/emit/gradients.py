@@ -6,7 +6,7 @@ inside it, and `_tile_gradients` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import kernels, masks, walk
+from mercurygen.emit import kernels, masks, walk, windows
 from mercurygen.emit.border import in_runs, is_striped, runs_argument, split_function
 from mercurygen.emit.levels import Level, Names, with_owner
 from mercurygen.emit.rings import name_of, ring_of
@@ -74,7 +74,7 @@ class Gradients(Names):
         tensors = [*(self.staying if index else ()), *kernels.given(self.plan)]
         places = [f"{self.letters[dim]}: int" for dim in self.places(index)]
         groups = [f"{variable(dim)}: dist.ProcessGroup" for dim in self.groups(index)]
-        return [*(f"{x}: Tensor" for x in tensors), *places, *groups, "scale: float"]
+        return [*(f"{x}: Tensor" for x in tensors), *places, *groups, *_scale(self.plan, True)]
 
     def groups(self, index: int) -> list[str]:
         """Dimensions whose communicator a level or what is inside it needs."""
@@ -101,7 +101,7 @@ class Gradients(Names):
         tensors = [tiles.get(names[x], x) for x in kernels.given(self.plan)]
         places = [self.letters[dim] for dim in self.places(index + 1)]
         groups = [variable(dim) for dim in self.groups(index + 1)]
-        given = [*self.staying, *tensors, *places, *groups, "scale"]
+        given = [*self.staying, *tensors, *places, *groups, *_scale(self.plan)]
         return f"{self.function(index + 1)}({', '.join(given)})"
 
 
@@ -114,10 +114,18 @@ def needs_function(plan: Plan) -> bool:
 def call(plan: Plan) -> str:
     """The call that gives dq, dk and dv."""
     if not needs_function(plan):
-        causal = plan.program.mask == "causal"
-        return f"_block_backward({', '.join(kernels.given(plan))}, scale, {causal=})"
+        mask = kernels.mask_argument(plan, plan.program.mask != "full")
+        return f"_block_backward({', '.join(kernels.given(plan))}, scale, {mask})"
     groups = [variable(dim) for dim in Gradients(plan).groups(0)]
-    return f"_gradients({', '.join([*kernels.given(plan), *groups, 'scale'])})"
+    return f"_gradients({', '.join([*kernels.given(plan), *groups, *_scale(plan)])})"
+
+
+def _scale(plan: Plan, typed: bool = False) -> list[str]:
+    """What every function is given last: the scale, and the window if there is one."""
+    window = plan.program.mask == "window"
+    if typed:
+        return ["scale: float", *(["window: tuple[int, int]"] * window)]
+    return ["scale", *(["window"] * window)]
 
 
 def functions(plan: Plan) -> list[str]:
@@ -237,7 +245,9 @@ def _walk(names: Gradients, index: int) -> str:
     """The tiles of a level, one after the other."""
     loop = names.levels[index].loop
     ring = name_of(names.plan, loop.walks[-1])
-    call = f"{ring}({_tiles(names, loop, index)}, {variable(loop.walks[-1].dim)})"
+    short = ring_of(names.plan, loop.walks[-1]).short
+    group = variable(loop.walks[-1].dim) + (", window" if short else "")
+    call = f"{ring}({_tiles(names, loop, index)}, {group})"
     for stage in loop.walking[1:]:
         if isinstance(stage, Gather):
             group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
@@ -262,9 +272,9 @@ def _ring(names: Gradients, index: int) -> list[str]:
 def _body(names: Gradients, index: int) -> list[str]:
     """The body on what the mask leaves of the tiles that are here."""
     plan, every, tensors = names.plan, _every(names), ", ".join(kernels.given(names.plan))
-    causal = plan.program.mask == "causal"
+    masked = plan.program.mask != "full"
     if plan.nest.begin == "only" and plan.program.kernel != TRITON:
-        share = f"_block_backward({tensors}, scale, {causal=})"
+        share = f"_block_backward({tensors}, scale, {kernels.mask_argument(plan, masked)})"
         if plan.nest.reduces:  # they are added up in float32
             return [f"    {every} = (x.to(lse.dtype) for x in {share})"]
         return [f"    {every} = {share}"]
@@ -272,7 +282,7 @@ def _body(names: Gradients, index: int) -> list[str]:
     if index and len(names.moving) == 1:
         end = [f"return ({names.moving[0]},)"]
     if plan.nest.begin == "only":
-        blocks = kernels.added(plan, tensors, every, causal)
+        blocks = kernels.added(plan, tensors, every, masked)
     else:
         blocks = _blocks(names, tensors)
     lines = [*_made(names.moving if index else names.every), *blocks, *end]
@@ -299,7 +309,8 @@ def _blocks(names: Gradients, tensors: str) -> list[str]:
         (added,) = kernels.added(plan, part, parts, kernels.CUT)
         return [
             f"{ours} = {names.chunks(rows)}, {names.chunks(cols)}",
-            f"for rows, cols, {word} in _visible({ours}, q.shape[1] // len({first})):",
+            f"for rows, cols, {word} in _visible({ours}, q.shape[1] // len({first})"
+            f"{windows.argument(plan)}):",
             f"    {added}",
         ]
     me, owner, lines = names.slot(rows), names.slot(cols), []
@@ -312,6 +323,13 @@ def _blocks(names: Gradients, tensors: str) -> list[str]:
             *lines,
             f"if {owner} <= {me}:  # a later owner's tokens come after all of ours",
             *(f"    {line}" for line in added),
+        ]
+    if plan.program.mask == "window":  # stripes
+        (added,) = kernels.added(plan, part, parts, kernels.CUT)
+        return [
+            *lines,
+            f"for rows, cols, band in _visible({me}, {owner}, q.shape[1], window):  # one at most",
+            f"    {added}",
         ]
     tokens = ", q.shape[1]" if form == "halves" else ""
     target = f"rows, cols, {word}" if form == "halves" else "rows, cols"

@@ -17,14 +17,19 @@ CUT = "cut"  # a block of which the loop around it says whether the mask cuts it
 
 def mask_word(plan: Plan) -> str:
     """What says of a block how the mask cuts it: the last argument of its call."""
+    if plan.program.mask == "window":
+        return "band"
     return "ahead" if plan.program.kernel == TRITON else "causal"
 
 
 def mask_argument(plan: Plan, causal: bool | str) -> str:
-    """That argument of a full block, of a causal square, or of what an expression says."""
+    """That argument of a full block, of our own tile's (whose diagonal is the tile's own), or of
+    what an expression says."""
     word = mask_word(plan)
     if causal == CUT:
         return word
+    if word == "band":
+        return f"{word}=(-window[0], window[1])" if causal else f"{word}=(None, None)"
     if plan.program.kernel == TRITON:
         told = isinstance(causal, str)
         return f"{word}=0 if {causal} else None" if told else f"{word}={0 if causal else None}"
@@ -57,7 +62,7 @@ def widened(plan: Plan) -> list[str]:
 
 def returned(plan: Plan, tiles: str) -> list[str]:
     """Lines of a body that is one block; tiles as of `rounded`."""
-    block = call(plan, "q, k, v", plan.program.mask == "causal")
+    block = call(plan, "q, k, v", plan.program.mask != "full")
     if plan.program.kernel == TRITON:
         return [f"    out, lse = {block}", *rounded(plan, tiles)]
     return [f"    return {block}"]
@@ -103,8 +108,14 @@ def added(
 
 def alone(plan: Plan) -> str:
     """Lines of the self-check: out and gradients of one block, in the dtype of the inputs."""
-    causal = plan.program.mask == "causal"
-    if plan.program.kernel != TRITON:
+    causal = plan.program.mask != "full"
+    if mask_word(plan) == "band":
+        lines = [
+            "scale, band = q.shape[3] ** -0.5, (-_TRIED[0], _TRIED[1])",
+            "alone, lse = _block_forward(q, k, v, scale, band)",
+            "grads = _block_backward(grad_out, q, k, v, alone, lse, scale, band)",
+        ]
+    elif plan.program.kernel != TRITON:
         lines = [
             f"scale, causal = q.shape[3] ** -0.5, {causal}",
             "alone, lse = _block_forward(q, k, v, scale, causal)",
@@ -121,6 +132,11 @@ def alone(plan: Plan) -> str:
             "grads = (x.to(dtype) for x in grads)",
         ]
     return "\n    ".join(lines)
+
+
+def block(plan: Plan) -> str:
+    """`_block_forward` around torch's kernel."""
+    return render("window_block" if plan.program.mask == "window" else "block")
 
 
 def forward(options: Options) -> str:

@@ -23,6 +23,7 @@ from mercurygen.emit import (
     outside,
     parts,
     results,
+    rings,
     tiles,
     walk,
 )
@@ -184,11 +185,24 @@ def _not_emitted(plan: Plan) -> str | None:
     if program.operator != "attention":
         return f"operator {program.operator}"
     if program.order.kind == "striped" and "chunks" in (masks.mask_form(plan), need_form(plan)):
-        return "a causal mask on stripes of one token"
-    what = _of_tiles(plan) if plan.tiles else results.not_emitted(plan)
+        return "stripes of one token that the mask cuts token by token"
+    what = rings.not_emitted(plan) or _of_window(plan)
+    if what is None:
+        what = _of_tiles(plan) if plan.tiles else results.not_emitted(plan)
     if what is not None:
         return what
     return _border_not_emitted(plan)
+
+
+def _of_window(plan: Plan) -> str | None:
+    """What of a plan with a window has no text yet."""
+    if plan.program.mask != "window":
+        return None
+    if plan.program.kernel == TRITON:
+        return "a window in the Triton kernel"
+    if levels.partial(plan):
+        return "a window where partial results go home or are merged"
+    return None
 
 
 def _border_not_emitted(plan: Plan) -> str | None:
@@ -243,7 +257,7 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
     placed = expects.placed(expected)
     sections = [_layout(plan, both, placed), *_work(plan)]
     triton = plan.program.kernel == TRITON
-    block = [kernels.forward(plan.program.kernel_options) if triton else render("block")]
+    block = [kernels.forward(plan.program.kernel_options) if triton else kernels.block(plan)]
     if levels.merged(plan) or (plan.nest.begin != "only" and not triton):
         block.append(render("merge", blind_rows=levels.blind_rows(plan)))
     function = []
@@ -282,8 +296,9 @@ def _layout(plan: Plan, both: Both | None, placed: bool = False) -> Section:
         labels = [render("labels", mesh=given, ranks=mesh.size > 1)]
     if not mesh.dims:
         return "layout: one rank owns all tokens", [render("single"), *labels]
-    causal, multiple = plan.program.mask == "causal", entry.global_multiple(plan)
-    values = {"world": mesh.size, "multiple": multiple, "causal": causal}
+    multiple, backward = entry.global_multiple(plan), not plan.program.ahead
+    values = {"world": mesh.size, "multiple": multiple}
+    values["backward"] = plan.program.mask != "full" and backward
     values["chunks"] = order.chunks(mesh)
     values["whole"] = held.listed(held.all_whole(plan)) if held.all_whole(plan) else ""
     values |= {kind: order.kind == kind for kind in ("zigzag", "striped")}
@@ -336,14 +351,17 @@ def _nest_heading(plan: Plan) -> str:
 
 def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Section:
     mesh, causal = plan.program.mesh, plan.program.mask == "causal"
+    window = plan.program.mask == "window"
     multiple = entry.global_multiple(plan)
     split, grouped, batch = (entry.split_of(plan, axis, both) for axis in ("H", "G", "B"))
     reference_text = "reference_gradients" if both else "reference"
     seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
     values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
+    values |= {"window": window, "tried": _tried_window(plan, seq) if window else ""}
+    values["given"] = ", window=_TRIED" if window else ""
     rows = batch if batch > 1 else 2
     values |= outside.reference(layout, rows, seq, heads, split)
-    values["mask"] = kernels.mask_argument(plan, causal)
+    values["mask"] = kernels.mask_argument(plan, causal or window).replace("window", "_TRIED")
     values["wide"] = plan.program.kernel == TRITON
     values["alone"] = kernels.alone(plan)
     if not mesh.dims:
@@ -353,7 +371,7 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
             device='"cuda" if torch.cuda.is_available() else "cpu"',
             **values,
         )
-        return "self-check: python NAME.py", [reference, render("self_check_single")]
+        return "self-check: python NAME.py", [reference, render("self_check_single", **values)]
     where = {"mesh_type": "DeviceMesh", "device": "mesh.device_type"}
     reference = render(reference_text, **where, **values)
     local = {t: seq if held.whole(plan.program, t) else seq // mesh.size for t in "qk"}
@@ -365,6 +383,13 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
     values["all_seen"] = causal and local["q"] > local["k"]
     check = render("self_check", **values)
     return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [reference, check]
+
+
+def _tried_window(plan: Plan, seq: int) -> str:
+    """A window that is short of a few tokens: it ends inside another rank's tile."""
+    local = seq // plan.program.mesh.size
+    before = min(seq - 2, local + local // 2) if plan.program.window > 1 else 0
+    return f"({before}, {min(plan.program.ahead, 1)})"
 
 
 def _imports(code: str) -> str:

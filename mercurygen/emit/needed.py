@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from mercurygen.lower.plan import Loop, Plan, Walk
 from mercurygen.lower.rings import Owners, Rings
 
-Need = Literal["whole", "before", "halves", "chunks"]
+Need = Literal["whole", "before", "halves", "chunks", "stripes"]
 
 
 class Asked(NamedTuple):
@@ -37,8 +37,13 @@ def need_form(plan: Plan) -> Need:
 
     "whole": all. "before": all of an earlier owner's, none of a later one's. "halves": the early
     half of an earlier owner's, all of a later one's. "chunks": by the numbers of its chunks.
+    "stripes": of a window, all of a stripe or none.
     """
     asked = _all_asked(plan)
+    if plan.program.mask == "window":
+        if not any(loop.direct for loop in plan.nest.loops):
+            return "whole"
+        return "stripes" if plan.atoms.striped else "chunks"
     if all(x.tokens == x.of for x in asked):
         return "whole"
     if uneven(plan):
@@ -52,6 +57,8 @@ def need_form(plan: Plan) -> Need:
 
 def may_be_empty(plan: Plan) -> bool:
     """Whether nothing at all may be read of a tile."""
+    if plan.program.mask == "window":
+        return True
     alone = all(len(loop.walks) == 1 for loop in plan.nest.loops)
     if need_form(plan) == "chunks" and not alone:
         return any(not x.tokens for x in _all_asked(plan))
@@ -93,7 +100,12 @@ def _tokens(plan: Plan, loop: Loop, owner: Owners, depth: int, place: Owners) ->
     """Tokens that a rank has of a tile after some stages."""
     tensor = plan.program.tensor(loop.tensors[0])
     region = _rings(plan).tile_region(loop, tensor, owner, depth, place)
-    return len(region[tensor.axes.index(loop.axis)]) * plan.chunk
+    return plan.atoms.length(loop.axis, region[tensor.axes.index(loop.axis)])
+
+
+def tile_tokens(plan: Plan, loop: Loop, depth: int) -> int:
+    """Tokens of a whole tile of a loop, after so many of its stages."""
+    return _tokens(plan, loop, {}, depth, plan.program.mesh.coordinate(0))
 
 
 @lru_cache(maxsize=1)
@@ -132,7 +144,8 @@ def own_are_longer(plan: Plan, dim: str) -> bool:
             owner = {**outer, dim: number}
             whole = _rings(plan).tile_region(loop, tensor, owner, depth + 1, {**place, **owner})
             seen = _rings(plan).read_of(loop.axis, tensor, whole, place, inner)
-            if len(seen[index]) * plan.chunk != _tokens(plan, loop, owner, depth + 1, place):
+            read = plan.atoms.length(loop.axis, seen[index])
+            if read != _tokens(plan, loop, owner, depth + 1, place):
                 return True
     return False
 

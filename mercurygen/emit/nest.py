@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, kernels, results, rings, walk
+from mercurygen.emit import direct, kernels, results, rings, walk, windows
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import partial
 from mercurygen.emit.loops import (
@@ -14,6 +14,7 @@ from mercurygen.emit.loops import (
     walking,
 )
 from mercurygen.emit.masks import Form, mask_form
+from mercurygen.emit.needed import need_form
 from mercurygen.emit.words import letters, variable
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Plan
@@ -45,9 +46,10 @@ def needs_attend(plan: Plan) -> bool:
 def attend_call(plan: Plan, tiles: str) -> str:
     """The call of the body on q, k and v."""
     if not needs_attend(plan):
-        return kernels.call(plan, tiles, plan.program.mask == "causal")
+        return kernels.call(plan, tiles, plan.program.mask != "full")
     groups = "".join(f", {variable(dim)}" for dim in group_dims(plan))
-    return f"_attend({tiles}{groups}, scale{', i' if _rows_in_parts(plan) else ''})"
+    more = windows.argument(plan) + (", i" if _rows_in_parts(plan) else "")
+    return f"_attend({tiles}{groups}, scale{more})"
 
 
 def _rows_in_parts(plan: Plan) -> bool:
@@ -60,7 +62,7 @@ def attend(plan: Plan) -> str:
     nest, form = plan.nest, mask_form(plan)
     groups = "".join(f", {variable(dim)}: dist.ProcessGroup" for dim in group_dims(plan))
     lines = [
-        f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float"
+        f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float{windows.parameter(plan)}"
         f"{', i: int' if _rows_in_parts(plan) else ''})"
         " -> tuple[Tensor, Tensor]:",
         '    """q [B, s, h, D], k [B, s, k, D], v [B, s, k, E] '
@@ -107,9 +109,11 @@ def _walk_call(plan: Plan, tiles: str) -> str:
     found = levels(plan)
     if len(found) > 1:
         dims = ", ".join(variable(dim) for dim in walk.nest_dims(plan))
-        return f"_walk_tiles({tiles}, {dims})"
+        more = windows.argument(plan) if rings.any_short(plan) else ""
+        return f"_walk_tiles({tiles}, {dims}{more})"
     dim, gathers = found[0]
     beside = "".join(f", {variable(each)}" for each in direct.beside(plan))
+    beside += windows.argument(plan) if rings.short(plan, dim) else ""
     call = f"{rings.ring_name(plan, dim)}({tiles}, {variable(dim)}{beside})"
     for stage in gathers:
         call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
@@ -120,11 +124,11 @@ def _first(plan: Plan, form: Form) -> list[str]:
     """The first tile, our own, is one block: its result is what the others are merged into."""
     owner = {"all": "", "chunks": "_, "}.get(form, "me, ")
     tile = f"{owner}(keys, values)" if owner else "keys, values"
-    causal = plan.program.mask == "causal"
+    masked = plan.program.mask != "full"
     return [
         "",
         f"    {tile} = next(tiles)  # our own",
-        f"    out, lse = {kernels.call(plan, 'q, keys, values', causal)}",
+        f"    out, lse = {kernels.call(plan, 'q, keys, values', masked)}",
         *kernels.widened(plan),
     ]
 
@@ -150,6 +154,12 @@ def _merges(plan: Plan, form: Form) -> list[str]:
             "        if owner < me:  # a later owner's tokens come after all of ours",
             f"            {whole}",
         ]
+    if form == "stripes" and plan.program.mask == "window":
+        return [
+            "    for owner, (keys, values) in tiles:",
+            "        for rows, cols, band in _visible(me, owner, q.shape[1], window):  # one at most",
+            "            " + kernels.merged(plan, part, _CUT_TILES, kernels.CUT),
+        ]
     if form in ("halves", "stripes"):
         tokens = ", q.shape[1]" if form == "halves" else ""
         tensors = "q[:, rows], keys[:, cols], values[:, cols]"
@@ -161,8 +171,11 @@ def _merges(plan: Plan, form: Form) -> list[str]:
     tiled = walking(plan) or column_parts(plan) > 1
     keys, values = ("keys", "values") if tiled else ("k", "v")
     tensors = f"q[:, rows], {keys}[:, cols], {values}[:, cols]"
+    here = plan.program.mask == "window" and need_form(plan) == "chunks"
+    visible = "_visible_here" if here else "_visible"
     loop = [
-        f"for rows, cols, {kernels.mask_word(plan)} in _visible(mine, {_tile_chunks(plan)}, size):",
+        f"for rows, cols, {kernels.mask_word(plan)} in "
+        f"{visible}(mine, {_tile_chunks(plan)}, size{windows.argument(plan)}):",
         f"    {kernels.merged(plan, part, tensors, kernels.CUT)}",
     ]
     if not tiled:
@@ -172,6 +185,9 @@ def _merges(plan: Plan, form: Form) -> list[str]:
         f"    for {_owner(plan)}, (keys, values) in {items}:",
         *(f"        {line}" for line in loop),
     ]
+
+
+_CUT_TILES = "q[:, rows], keys[:, cols], values[:, cols]"
 
 
 def _owner(plan: Plan) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mercurygen.emit import direct
+from mercurygen.emit import direct, windows
 from mercurygen.emit.levels import with_owner
 from mercurygen.emit.loops import levels, walked
-from mercurygen.emit.needed import cut_outside, may_be_empty, uneven
+from mercurygen.emit.needed import cut_outside, may_be_empty, tile_tokens, uneven
 from mercurygen.emit.templates import render
-from mercurygen.lower.plan import Plan, Walk
+from mercurygen.lower.plan import Gather, Loop, Plan, Walk
 
 TILES = "tuple[Tensor, ...]"
 _IN_FLIGHT = "finally:  # even if the caller fails: nothing stays in flight"
@@ -26,6 +26,8 @@ class Ring:
         ahead: tiles that are here, or on their way, while one is used.
         cut: its tiles are fronts of the buffers.
         uneven: of different lengths.
+        short: of a window, that not all ranks' tiles come by.
+        wide: of a short ring that passes tiles on, tiles of an owner's run of the sequence.
     """
 
     direct: bool
@@ -34,6 +36,8 @@ class Ring:
     ahead: int
     cut: bool
     uneven: bool
+    short: bool = False
+    wide: int = 1
 
     @property
     def buffers(self) -> int:
@@ -48,8 +52,45 @@ def ring_of(plan: Plan, walk: Walk) -> Ring:
     size = plan.program.mesh.extent(walk.dim)
     both = ("even", "odd")[size % 2] if walk.both and size > 2 else ""
     cut = cut_outside(plan, walk.dim) and not walk.direct
-    ahead = min(walk.ahead, size - 1)
-    return Ring(walk.direct, both, walk.reverse, ahead, cut, walk.dim in uneven(plan))
+    ahead = min(walk.ahead, len(walk.coming(size)))
+    short = plan.program.mask == "window" and (walk.direct or walk.steps is not None)
+    wide = _wide(plan, walk) or 1 if short and not walk.direct else 1
+    uneven_ = walk.dim in uneven(plan)
+    return Ring(walk.direct, both, walk.reverse, ahead, cut, uneven_, short, wide)
+
+
+def _wide(plan: Plan, walk: Walk) -> int | None:
+    """Tiles, as they come by, of an owner's run of the sequence along a walk."""
+    loop = next(loop for loop in plan.nest.loops if walk in loop.stages)
+    tokens = tile_tokens(plan, loop, loop.stages.index(walk))
+    return windows.slab(plan.program, loop, walk, tokens)
+
+
+def not_emitted(plan: Plan) -> str | None:
+    """Which ring of a window has no text yet."""
+    if plan.program.mask != "window":
+        return None
+    for loop in plan.nest.loops:
+        for walk in loop.walks if loop.tensors else ():
+            ring = ring_of(plan, walk)
+            if not ring.short:
+                continue
+            if walk.direct and (len(loop.walks) > 1 or ring.ahead > 1):
+                return "a window where direct rings are nested, or fetch several tiles ahead"
+            if walk.direct and any(isinstance(stage, Gather) for stage in loop.walking):
+                return "a window where what a direct ring brings is gathered"
+            if not walk.direct and not _counted(plan, loop, walk):
+                return "a window where a ring is short otherwise than by slabs of the sequence"
+    return None
+
+
+def _counted(plan: Plan, loop: Loop, walk: Walk) -> bool:
+    """Whether a short ring has as many hops as its text counts."""
+    wide, size = _wide(plan, walk), plan.program.mesh.extent(walk.dim)
+    if wide is None:
+        return False
+    tokens = wide * tile_tokens(plan, loop, loop.stages.index(walk))
+    return windows.hops(plan.program, walk, tokens) == len(walk.coming(size))
 
 
 def rings(plan: Plan) -> dict[str, Ring]:
@@ -73,6 +114,16 @@ def name_of(plan: Plan, walk: Walk) -> str:
     """The function of a walk's ring."""
     ring = ring_of(plan, walk)
     return next(name for name, each in rings(plan).items() if each == ring)
+
+
+def short(plan: Plan, dim: str) -> bool:
+    """Whether the ring along a dimension is short, by a window."""
+    return rings(plan)[ring_name(plan, dim)].short
+
+
+def any_short(plan: Plan) -> bool:
+    """Whether some ring is."""
+    return any(ring.short for ring in rings(plan).values())
 
 
 def yields(plan: Plan, owner: str) -> str:
@@ -145,12 +196,15 @@ def _walk(plan: Plan, name: str, ring: Ring) -> str:
     owner = with_owner(plan)
     count = ring.buffers
     few = f"min({count}, size - 1)" if count > 1 else "1"
+    if ring.short:
+        few = f"min({count}, {'len(steps)' if ring.direct else 'hops'})"
     buffers = f"[tuple(map(torch.empty_like, tiles)) for _ in range({few})]"
     if count == 1:
         buffers = "tuple(map(torch.empty_like, tiles))"
         buffers = f"[{buffers}]"
     note = "  # used in turn" if count > 1 else "  # used again and again"
     spare = [] if nested else [f"    spare = {buffers}{note}"]
+    spare = [*_length(plan, ring), *spare] if ring.short else spare
     size = "size, me = group.size(), group.rank()" if owner else "size = group.size()"
     given = f"spare: list[{TILES}], " if nested else ""
     more = "".join(f", {each}" for each in _parameters(plan, ring))
@@ -166,18 +220,30 @@ def _walk(plan: Plan, name: str, ring: Ring) -> str:
     )
 
 
+def _length(plan: Plan, ring: Ring) -> list[str]:
+    """A line that says how far a short ring goes."""
+    if ring.direct:
+        return ["    steps = _steps(size, tiles[0].shape[1], window)"]
+    reach = "window[1]" if ring.reverse else "window[0]"
+    tokens = f"({ring.wide} * tiles[0].shape[1])" if ring.wide > 1 else "tiles[0].shape[1]"
+    return [
+        f"    hops = min(size - 1, -(-{reach} // {tokens}))  # what is further back is not seen"
+    ]
+
+
 def _parameters(plan: Plan, ring: Ring) -> list[str]:
     """What a ring must know beside its tiles and its group."""
+    more = ["window: tuple[int, int]"] if ring.short else []
     if ring.uneven:
-        return ["rows: list[int]", "cols: list[list[int]]"]
-    return direct.parameters(plan) if ring.direct else []
+        return ["rows: list[int]", "cols: list[list[int]]", *more]
+    return [*(direct.parameters(plan) if ring.direct else []), *more]
 
 
 def _doc(plan: Plan, ring: Ring) -> str:
     what = "Yield (owner, tiles)" if with_owner(plan) else "Yield the tiles"
     if ring.both:
         return f"{what} of every rank, ours first, then those of both neighbours, and so on."
-    start = f"{what} of every rank, ours first; "
+    start = f"{what} {'in reach' if ring.short else 'of every rank'}, ours first; "
     if ring.ahead == 0:
         return f"{start}the next arrive when one is used up."
     if ring.ahead == 1:
@@ -188,6 +254,8 @@ def _doc(plan: Plan, ring: Ring) -> str:
 def _body(plan: Plan, ring: Ring) -> list[str]:
     if ring.both:
         return _both_ways(plan, ring)
+    if ring.short and ring.direct:
+        return _some_steps(plan, ring)
     if ring.ahead == 0:
         return _at_once(plan, ring)
     if ring.ahead == 1:
@@ -206,6 +274,8 @@ def _rank(ring: Ring, *steps: str) -> str:
 
 
 def _last(plan: Plan, ring: Ring) -> str:
+    if ring.short:
+        return f"    yield {_owner(plan, ring, 'hops')}tiles"
     sign = "-" if ring.reverse else "+"
     return f"    yield {f'(me {sign} 1) % size, ' if with_owner(plan) else ''}tiles"
 
@@ -230,6 +300,36 @@ def _fetch(plan: Plan, ring: Ring, buffer: str, step: str) -> str:
     return f"_fetch(own, {buffer}, {step}, group{more})"
 
 
+def _some_steps(plan: Plan, ring: Ring) -> list[str]:
+    """A direct ring of a window: steps at which nobody reads anything are left out."""
+    buffer = f"spare[turn % {ring.buffers}]" if ring.buffers > 1 else "spare[0]"
+    fetch = _fetch(plan, ring, buffer, "step")
+    owner, place = ("owner, ", _rank(ring, "step")) if with_owner(plan) else ("", "")
+    loop = "turn, step in enumerate(steps)" if ring.buffers > 1 else "step in steps"
+    if ring.ahead == 0:
+        body = [
+            f"        yield {owner}tiles",
+            f"        works, tiles = {fetch}",
+            "        _wait(works)",
+            f"        owner = {place}",
+        ]
+    else:
+        body = [
+            f"        works, arriving = {fetch}",
+            "        try:",
+            f"            yield {owner}tiles",
+            f"        {_IN_FLIGHT}",
+            "            _wait(works)",
+            f"        owner, tiles = {place}, arriving",
+        ]
+    return ["    own, owner = tiles, me", f"    for {loop}:", *body, f"    yield {owner}tiles"]
+
+
+def _last_step(ring: Ring) -> str:
+    """How many hops a ring that passes tiles on has."""
+    return "hops" if ring.short else "size - 1"
+
+
 def _at_once(plan: Plan, ring: Ring) -> list[str]:
     following = _rank(ring, "step", "1")
     if ring.direct:
@@ -245,7 +345,7 @@ def _at_once(plan: Plan, ring: Ring) -> list[str]:
         ]
     return [
         *(["    own = tiles"] if ring.direct else []),
-        "    for step in range(size - 1):",
+        f"    for step in range({_last_step(ring)}):",
         f"        yield {_owner(plan, ring, 'step')}tiles",
         *lines,
         _last(plan, ring),
@@ -264,7 +364,7 @@ def _one_ahead(plan: Plan, ring: Ring) -> list[str]:
         ]
     return [
         *(["    own = tiles"] if ring.direct else []),
-        "    for step in range(size - 1):",
+        f"    for step in range({_last_step(ring)}):",
         *start,
         "        try:",
         f"            yield {_owner(plan, ring, 'step')}tiles",

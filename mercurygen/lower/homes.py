@@ -143,7 +143,8 @@ class Homes(Reductions):
                 return {}
             if only:
                 for axis, span, atoms in zip((rows, columns), blocks[0][:2], lists, strict=True):
-                    mine = {**mine, axis: atoms[slice(*span)]}
+                    touched = self.atoms.domain.touched(atoms, span)
+                    mine = {**mine, axis: atoms[slice(*touched)]}
         return {
             name: self.tile(
                 f"{name} coming home",

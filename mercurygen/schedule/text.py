@@ -83,22 +83,24 @@ def header_lines(schedule: Schedule) -> list[str]:
 def show_problem(problem: Problem | Sizes) -> str:
     """Sizes, dtype, mask and layout on one line; not what is as usual, as the value head size."""
     if isinstance(problem, Sizes):
-        return " ".join([*_assigned(problem.extents), problem.dtype, *_show_mask(problem)])
+        return " ".join([*_assigned(problem.extents), problem.dtype, *show_mask(problem)])
     same = problem.v_head_dim == problem.head_dim
     names = [name for name in SIZES if name != "v_head_dim" or not same]
     sizes = _assigned((name, getattr(problem, name)) for name in names)
     layout = [problem.layout] if problem.layout != INSIDE else []
-    return " ".join([*sizes, problem.dtype, problem.mask, *layout])
+    return " ".join([*sizes, problem.dtype, *show_mask(problem), *layout])
 
 
 def _assigned(sizes: Iterable[tuple[str, int]]) -> list[str]:
     return [f"{name}={size}" for name, size in sizes]
 
 
-def _show_mask(problem: Sizes) -> list[str]:
+def show_mask(problem: Problem | Sizes) -> list[str]:
+    """The mask as a header says it."""
     if problem.mask == "window":
-        return [f"window={problem.window}"]
-    return [] if problem.mask == "full" else [problem.mask]
+        return [f"window={problem.window}", *([f"ahead={problem.ahead}"] * bool(problem.ahead))]
+    unsaid = isinstance(problem, Sizes) and problem.mask == "full"
+    return [] if unsaid else [problem.mask]
 
 
 def show_levels(levels: tuple[Link, ...]) -> str:
@@ -219,6 +221,10 @@ def _parse_operator(line: Line) -> str:
     return name
 
 
+WIDTHS = {  # of a window, and what is expected
+    "window": "the width of the window",
+    "ahead": "how many keys after itself a query sees",
+}
 _KINDS = {
     **dict.fromkeys(DTYPES, "dtype"),
     **dict.fromkeys(MASKS, "mask"),
@@ -237,13 +243,21 @@ def _parse_problem(line: Line) -> Problem:
         if key in SIZES:
             line.mark("=")
             values[key] = line.number_(f"the size {key}")
+        elif key in WIDTHS:
+            line.mark("=")
+            values[key] = line.number_(WIDTHS[key])
         elif key == name:
-            help = closest(name, [*SIZES, *DTYPES, *MASKS, *LAYOUTS])
+            help = closest(name, [*SIZES, *DTYPES, *MASKS, *WIDTHS, *LAYOUTS])
             raise UserError(
                 "unknown-option", f"problem has no {name!r}", span=line.span(start), help=help
             )
         else:
             values[key] = name
+    if "window" in values:
+        if "mask" in values:
+            message = f"a window beside the mask {values['mask']}"
+            raise UserError("named-twice", message, span=line.span())
+        values["mask"] = "window"
     missing = [x for x in (*SIZES, "dtype", "mask") if x not in values and x != "v_head_dim"]
     if missing:
         raise line.error("header-incomplete", "the problem lacks " + ", ".join(missing))

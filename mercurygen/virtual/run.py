@@ -226,6 +226,8 @@ class Ranks:
             if trial.with_lse and not own_lines(plan):  # else the defaults
                 seq = program.extent(program.mask_axes[0])
                 options = {"scale": trial.scale, "seq": seq, "return_lse": True}
+            if program.mask == "window" and not own_lines(plan):
+                options["window"] = (program.window - 1, program.ahead)
             function = self.spaces[rank.number][program.operator]
             got = function(*own, self.meshes[rank.number], **options)
             results[rank.number] = got if isinstance(got, tuple) else (got,)

@@ -48,12 +48,9 @@ OWN_TRIALS = (  # of an operator's own lines
 )
 
 
-def domain(plan: Plan) -> Domain | str | None:
+def domain(plan: Plan) -> Domain | None:
     """The mask, as the operator takes it."""
-    program = plan.program
-    if not program.mask_axes:
-        return None
-    return Domain("window", program.window) if program.mask == "window" else program.mask
+    return plan.program.domain
 
 
 def turned(layout: str, x: Tensor) -> Tensor:
