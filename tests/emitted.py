@@ -52,7 +52,8 @@ class Emitted:
     @property
     def text(self) -> str:
         """The module; of schedules that differ in sizes only, the one that was first asked for."""
-        schedule, mask = self.schedule, self.schedule.problem.mask
+        schedule, problem = self.schedule, self.schedule.problem
+        mask = problem.mask, problem.window, problem.ahead
         key = schedule.mesh, schedule.directives, mask, schedule.group, schedule.target
         if key not in _TEXTS:
             _TEXTS[key] = self.emit()

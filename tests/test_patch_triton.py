@@ -136,7 +136,6 @@ def test_right(name: str) -> None:
 def test_columns_before_the_square_are_one_block_with_it() -> None:
     """A gathered tile is two blocks, of a rank's two chunks; for torch's kernel it is four."""
     for kernel, most in (("triton", 2), ("aten", 4)):
-        plan = module("all-gather", kernel).plan
         calls = kernels(module("all-gather", kernel), 1)
         assert len(calls) == most and all(call.merge for call in calls)
         pairs = sum(call.block.pairs for call in calls)

@@ -79,8 +79,7 @@ def _title(schedule: Schedule, plan: Plan) -> list[str]:
     dims = ", ".join(f"{dim.name}={dim.size} over {wires[dim.name]}" for dim in program.mesh.dims)
     lines = wrap(
         f"{program.operator}, {program.domain or program.mask}, on "
-        f"{plural(program.mesh.size, 'rank')}"
-        + (f": {dims}" if dims else ""),
+        f"{plural(program.mesh.size, 'rank')}" + (f": {dims}" if dims else ""),
         WIDTH,
     )
     layout = schedule.problem.layout

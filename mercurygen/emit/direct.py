@@ -62,7 +62,8 @@ def functions(plan: Plan) -> list[str]:
 def _of_window(plan: Plan) -> list[str]:
     """What a window leaves of tiles, and at which steps anybody reads something."""
     whole = tuple(each for each in plan.row_dims if each != walked(plan)[0].dim)
-    asked = _asked(plan, "me", "(me - step) % size", tokens="tokens", whole=whole)
+    sign = "+" if walked(plan)[0].reverse else "-"
+    asked = _asked(plan, "me", f"(me {sign} step) % size", tokens="tokens", whole=whole)
     steps = windows.STEPS.format(asked=f"_needed({asked})")
     if need_form(plan) == "stripes":
         return [steps, windows.NEEDED_STRIPES]

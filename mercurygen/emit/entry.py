@@ -5,7 +5,17 @@ from __future__ import annotations
 from math import lcm, prod
 from textwrap import wrap
 
-from mercurygen.emit import border, differentiable, held, masks, nest, outside, tiles, windows
+from mercurygen.emit import (
+    border,
+    differentiable,
+    held,
+    masks,
+    nest,
+    outside,
+    ring,
+    tiles,
+    windows,
+)
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import part_counts, runs_of_chunk
 from mercurygen.emit.words import variable
@@ -156,10 +166,19 @@ def check(plan: Plan, both: Both | None, layout: str) -> str:
     if mesh.dims:
         lines.append(_CHECK_MESH)
     if plan.program.mask == "window":
-        lines.append(_CHECK_WINDOW)
+        lines += [_CHECK_WINDOW, *_one_way(plan, both)]
     if both is None:
         lines.append(_CHECK_GRADIENT)
     return "\n".join([*lines, _check_tensors(plan, layout), *_check_sizes(plan, both, layout)])
+
+
+def _one_way(plan: Plan, both: Both | None) -> list[str]:
+    """A short ring that passes tiles on brings those of one side: of others there are none."""
+    plans = [plan, *([both.backward] if both else [])]
+    found = [x for each in plans for x in ring.rings(each).values()]
+    sides = {not x.reverse for x in found if x.short and not x.direct}
+    where = ("after", "before")
+    return [_CHECK_ONE_WAY.format(side=int(way), where=where[way]) for way in sorted(sides)]
 
 
 _CHECK_MESH = """\
@@ -179,6 +198,10 @@ _CHECK_MESH = """\
 _CHECK_WINDOW = """\
     if len(window) != 2 or min(window) < 0:
         raise ValueError(f"window is {window}: must be two numbers of keys, 0 or more")"""
+
+_CHECK_ONE_WAY = """\
+    if window[{side}]:
+        raise ValueError(f"window is {{window}}: this ring brings what is {where} a query only")"""
 
 _CHECK_GRADIENT = """\
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from mercurygen.emit import kernels, masks, walk, windows
 from mercurygen.emit.border import in_runs, is_striped, runs_argument, split_function
 from mercurygen.emit.levels import Level, Names, with_owner
-from mercurygen.emit.rings import name_of, ring_of
+from mercurygen.emit.ring import name_of, ring_of
 from mercurygen.emit.templates import render
 from mercurygen.emit.ways import deal, reduce_outer
 from mercurygen.emit.words import called, variable

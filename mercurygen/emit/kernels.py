@@ -29,7 +29,11 @@ def mask_argument(plan: Plan, causal: bool | str) -> str:
     if causal == CUT:
         return word
     if word == "band":
-        return f"{word}=(-window[0], window[1])" if causal else f"{word}=(None, None)"
+        step = plan.atoms.domain.count // len(plan.rows(plan.program.mesh.coordinate(0)))
+        own = "(-window[0], window[1])"
+        if plan.atoms.striped and step > 1:  # tokens from one to the next of a rank
+            own = f"(-(window[0] // {step}), window[1] // {step})"
+        return f"{word}={own}" if causal else f"{word}=(None, None)"
     if plan.program.kernel == TRITON:
         told = isinstance(causal, str)
         return f"{word}=0 if {causal} else None" if told else f"{word}={0 if causal else None}"
@@ -136,7 +140,9 @@ def alone(plan: Plan) -> str:
 
 def block(plan: Plan) -> str:
     """`_block_forward` around torch's kernel."""
-    return render("window_block" if plan.program.mask == "window" else "block")
+    if plan.program.mask == "window":
+        return "\n\n\n".join([render("window_block"), render("window_band")])
+    return render("block")
 
 
 def forward(options: Options) -> str:

@@ -23,7 +23,7 @@ from mercurygen.emit import (
     outside,
     parts,
     results,
-    rings,
+    ring,
     tiles,
     walk,
 )
@@ -186,7 +186,7 @@ def _not_emitted(plan: Plan) -> str | None:
         return f"operator {program.operator}"
     if program.order.kind == "striped" and "chunks" in (masks.mask_form(plan), need_form(plan)):
         return "stripes of one token that the mask cuts token by token"
-    what = rings.not_emitted(plan) or _of_window(plan)
+    what = ring.not_emitted(plan) or _of_window(plan)
     if what is None:
         what = _of_tiles(plan) if plan.tiles else results.not_emitted(plan)
     if what is not None:
@@ -357,8 +357,9 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
     reference_text = "reference_gradients" if both else "reference"
     seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
     values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
-    values |= {"window": window, "tried": _tried_window(plan, seq) if window else ""}
+    values |= {"window": window, "tried": _tried_window(plan, seq)}
     values["given"] = ", window=_TRIED" if window else ""
+    tried = [render("tried", **values)] if window else []
     rows = batch if batch > 1 else 2
     values |= outside.reference(layout, rows, seq, heads, split)
     values["mask"] = kernels.mask_argument(plan, causal or window).replace("window", "_TRIED")
@@ -371,7 +372,8 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
             device='"cuda" if torch.cuda.is_available() else "cpu"',
             **values,
         )
-        return "self-check: python NAME.py", [reference, render("self_check_single", **values)]
+        check = render("self_check_single", **values)
+        return "self-check: python NAME.py", [*tried, reference, check]
     where = {"mesh_type": "DeviceMesh", "device": "mesh.device_type"}
     reference = render(reference_text, **where, **values)
     local = {t: seq if held.whole(plan.program, t) else seq // mesh.size for t in "qk"}
@@ -382,13 +384,17 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
     values["placed"] = placed
     values["all_seen"] = causal and local["q"] > local["k"]
     check = render("self_check", **values)
-    return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [reference, check]
+    return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [
+        *tried,
+        reference,
+        check,
+    ]
 
 
 def _tried_window(plan: Plan, seq: int) -> str:
     """A window that is short of a few tokens: it ends inside another rank's tile."""
-    local = seq // plan.program.mesh.size
-    before = min(seq - 2, local + local // 2) if plan.program.window > 1 else 0
+    local, width = seq // plan.program.mesh.size, plan.program.window or 1
+    before = min(seq - 2, local + local // 2) if width > 1 else 0
     return f"({before}, {min(plan.program.ahead, 1)})"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, kernels, results, rings, walk, windows
+from mercurygen.emit import direct, kernels, results, ring, walk, windows
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import partial
 from mercurygen.emit.loops import (
@@ -62,8 +62,8 @@ def attend(plan: Plan) -> str:
     nest, form = plan.nest, mask_form(plan)
     groups = "".join(f", {variable(dim)}: dist.ProcessGroup" for dim in group_dims(plan))
     lines = [
-        f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float{windows.parameter(plan)}"
-        f"{', i: int' if _rows_in_parts(plan) else ''})"
+        f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float"
+        f"{windows.parameter(plan)}{', i: int' if _rows_in_parts(plan) else ''})"
         " -> tuple[Tensor, Tensor]:",
         '    """q [B, s, h, D], k [B, s, k, D], v [B, s, k, E] '
         '-> out [B, s, h, E], lse [B, h, s]"""',
@@ -109,12 +109,12 @@ def _walk_call(plan: Plan, tiles: str) -> str:
     found = levels(plan)
     if len(found) > 1:
         dims = ", ".join(variable(dim) for dim in walk.nest_dims(plan))
-        more = windows.argument(plan) if rings.any_short(plan) else ""
+        more = windows.argument(plan) if ring.any_short(plan) else ""
         return f"_walk_tiles({tiles}, {dims}{more})"
     dim, gathers = found[0]
     beside = "".join(f", {variable(each)}" for each in direct.beside(plan))
-    beside += windows.argument(plan) if rings.short(plan, dim) else ""
-    call = f"{rings.ring_name(plan, dim)}({tiles}, {variable(dim)}{beside})"
+    beside += windows.argument(plan) if ring.short(plan, dim) else ""
+    call = f"{ring.ring_name(plan, dim)}({tiles}, {variable(dim)}{beside})"
     for stage in gathers:
         call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
     return call
@@ -157,7 +157,7 @@ def _merges(plan: Plan, form: Form) -> list[str]:
     if form == "stripes" and plan.program.mask == "window":
         return [
             "    for owner, (keys, values) in tiles:",
-            "        for rows, cols, band in _visible(me, owner, q.shape[1], window):  # one at most",
+            "        for rows, cols, band in _visible(me, owner, q.shape[1], window):  # or none",
             "            " + kernels.merged(plan, part, _CUT_TILES, kernels.CUT),
         ]
     if form in ("halves", "stripes"):

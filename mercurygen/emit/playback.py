@@ -29,7 +29,7 @@ from mercurygen.lower.events import (
     Wait,
     Weigh,
 )
-from mercurygen.lower.visible import Block
+from mercurygen.lower.visible import Block, binding
 
 
 class Playback(Matching):
@@ -200,9 +200,12 @@ class Playback(Matching):
     def masked(self, event: Kernel, values: dict[str, Any]) -> None:
         """How the mask cuts the block: of a row and a column alone either word says it."""
         block, word = event.block, mask_word(self.plan)
-        plans = {"causal": block.masked, "ahead": block.band[1], "band": block.band}
-        if block.height * block.width > 1:
+        plans = {"causal": block.masked, "ahead": block.band[1]}
+        if word in plans and block.height * block.width > 1:
             self.same(word, plans[word], values[word])
+        elif word == "band":
+            size = block.height, block.width
+            self.same(word, *(binding(*size, band) for band in (block.band, values[word])))
 
     def begins(self, event: Kernel, shares: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """A block whose own result is what the plan goes on with."""

@@ -11,7 +11,7 @@ from mercurygen.emit.border import is_striped, runs_argument
 from mercurygen.emit.levels import PAIR, Level, Names, partial, with_owner
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.needed import need_form
-from mercurygen.emit.rings import name_of, ring_of
+from mercurygen.emit.ring import name_of, ring_of
 from mercurygen.emit.ways import reduce_outer, reductions, ways_home
 from mercurygen.emit.words import variable
 from mercurygen.lower.plan import Gather, Loop, Plan, Reduce

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from mercurygen.emit import direct, rings, windows
+from mercurygen.emit import direct, ring, rings, windows
 from mercurygen.emit.border import needs_runs, runs_argument, runs_name
 from mercurygen.emit.levels import with_owner
 from mercurygen.emit.loops import leading, levels, part_counts, walked, walking
@@ -23,7 +23,7 @@ def functions(plan: Plan) -> list[str]:
         texts += [_walk_tiles(plan), _spare(plan)]
     if walking(plan):
         texts += rings.functions(plan)
-    passed_on = any(not ring.direct and ring.both != "odd" for ring in rings.rings(plan).values())
+    passed_on = any(not x.direct and x.both != "odd" for x in ring.rings(plan).values())
     if not passed_on and any(loop.home == "relayed" for loop in plan.nest.loops):
         texts.append(rings.plain_shift())
     if any(isinstance(stage, Gather) for loop in plan.nest.loops for stage in loop.walking):
@@ -50,9 +50,10 @@ def _walk_tiles(plan: Plan) -> str:
     around = " for every tile of ".join(f"{dim}" for dim, _ in reversed(found))
     what = {"all": "the tiles", "chunks": "(places, tiles)"}.get(form, "(slot, tiles)")
     owner = "int" if form != "chunks" else f"tuple[{', '.join(['int'] * len(found))}]"
-    window = windows.parameter(plan) if rings.any_short(plan) else ""
+    window = windows.parameter(plan) if ring.any_short(plan) else ""
     lines = [
-        f"def _walk_tiles(tiles: {TILES}, {groups}{window}) -> Iterator[{rings.yields(plan, owner)}]:",
+        f"def _walk_tiles(tiles: {TILES}, {groups}{window})"
+        f" -> Iterator[{rings.yields(plan, owner)}]:",
         *_doc(f"Yield {what} of every rank, ours first: once around {around}."),
     ]
     scaled = any(isinstance(stage, Gather) for stage in walking(plan))
@@ -65,8 +66,8 @@ def _walk_tiles(plan: Plan) -> str:
         if depth:
             lines.append(f"    at_{dim} = {buffers}")
             buffers = f"at_{dim}"
-        more = _around(plan, depth) + (", window" if rings.short(plan, dim) else "")
-        call = f"{rings.ring_name(plan, dim)}({source}, {buffers}, {group}{more})"
+        more = _around(plan, depth) + (", window" if ring.short(plan, dim) else "")
+        call = f"{ring.ring_name(plan, dim)}({source}, {buffers}, {group}{more})"
         for stage in gathers:
             call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
             longer *= plan.program.mesh.extent(stage.dim)
@@ -93,7 +94,7 @@ def _walk_tiles(plan: Plan) -> str:
 def _spare(plan: Plan) -> str:
     """`_spare`: the receive buffers of a ring of a nest."""
     longer = any(isinstance(stage, Gather) for stage in walking(plan))
-    counts = {ring.buffers for ring in rings.rings(plan).values()}
+    counts = {each.buffers for each in ring.rings(plan).values()}
     count = "most" if len(counts) > 1 else str(*counts)
     parameter = (", most: int" if len(counts) > 1 else "") + (", longer: int" if longer else "")
     one = "x.new_empty(x.shape[0], longer * x.shape[1], *x.shape[2:])"
@@ -110,8 +111,8 @@ def _spare(plan: Plan) -> str:
 
 def _spare_argument(plan: Plan, dim: str) -> str:
     """`, 4`: how many buffers a ring uses, where rings differ in that."""
-    counts = {ring.buffers for ring in rings.rings(plan).values()}
-    return f", {rings.rings(plan)[rings.ring_name(plan, dim)].buffers}" if len(counts) > 1 else ""
+    counts = {each.buffers for each in ring.rings(plan).values()}
+    return f", {ring.rings(plan)[ring.ring_name(plan, dim)].buffers}" if len(counts) > 1 else ""
 
 
 def nest_dims(plan: Plan) -> tuple[str, ...]:

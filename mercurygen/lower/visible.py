@@ -182,9 +182,17 @@ def trimmed(
     if first >= last or low > high:
         return None
     left, right = max(0, first + low), min(width, last + high)
-    low, high = low + first - left, high + first - left
-    cuts = (low if last - first - 1 + low > 0 else None, high if high < right - left - 1 else None)
-    return (first, last), (left, right), cuts
+    band = low + first - left, high + first - left
+    return (first, last), (left, right), binding(last - first, right - left, band)
+
+
+def binding(height: int, width: int, band: Band) -> Band:
+    """A band without the bounds that keep nothing out of so many rows and columns."""
+    low, high = band
+    return (
+        None if low is None or low <= 1 - height else low,
+        None if high is None or high >= width - 1 else high,
+    )
 
 
 def band_pairs(height: int, width: int, band: Band) -> int:
