@@ -22,21 +22,19 @@ from mercurygen.emit import (
     operator_refusals,
     outside,
     parts,
+    refusals,
     results,
-    ring,
     tiles,
     walk,
 )
 from mercurygen.emit.differentiable import Both
-from mercurygen.emit.loops import column_parts, part_counts
-from mercurygen.emit.needed import need_form
+from mercurygen.emit.loops import part_counts
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import BACKWARD
-from mercurygen.ir.program import SEQUENCE
-from mercurygen.lower.plan import Plan, Swap
+from mercurygen.lower.plan import Plan
 from mercurygen.schedule.expected import Expected
 from mercurygen.schedule.schedule import Schedule
 
@@ -148,7 +146,7 @@ def refuse(
     """
     program = plan.program
     if program.operator in BACKWARD:
-        return _refused(gradients.not_emitted(plan) or _border_not_emitted(plan))
+        return _refused(gradients.not_emitted(plan) or refusals.border_not_emitted(plan))
     if program.kernel == OWN_BODY and operator is not None:
         return _refused(operator_refusals.not_emitted(plan, operator))
     for tensor in program.tensors:
@@ -163,7 +161,7 @@ def refuse(
                     f"write `pin {names}: S over {dims}`, or leave the pins out",
                 )
                 return Refusal("pin-not-supported", lambda explain=explain: explain)
-    return _refused(_not_emitted(plan)) or (refuse(backward) if backward else None)
+    return _refused(refusals.not_emitted(plan)) or (refuse(backward) if backward else None)
 
 
 def _refused(what: str | None) -> Refusal | None:
@@ -177,54 +175,6 @@ def _refused(what: str | None) -> Refusal | None:
             "`mercurygen verify` and `mercurygen explain` work on the schedule",
         ),
     )
-
-
-def _not_emitted(plan: Plan) -> str | None:
-    """What of a plan has no text yet."""
-    program = plan.program
-    if program.operator != "attention":
-        return f"operator {program.operator}"
-    if program.order.kind == "striped" and "chunks" in (masks.mask_form(plan), need_form(plan)):
-        return "stripes of one token that the mask cuts token by token"
-    what = ring.not_emitted(plan) or _of_window(plan)
-    if what is None:
-        what = _of_tiles(plan) if plan.tiles else results.not_emitted(plan)
-    if what is not None:
-        return what
-    return _border_not_emitted(plan)
-
-
-def _of_window(plan: Plan) -> str | None:
-    """What of a plan with a window has no text yet."""
-    if plan.program.mask != "window":
-        return None
-    if plan.program.kernel == TRITON:
-        return "a window in the Triton kernel"
-    if levels.partial(plan):
-        return "a window where partial results go home or are merged"
-    return None
-
-
-def _border_not_emitted(plan: Plan) -> str | None:
-    """Which reshards have no text yet."""
-    border_steps = (*plan.before, *plan.after)
-    if not all(isinstance(step, Swap) for step in border_steps):
-        return "a reshard of what is replicated"
-    swapped = {axis for step in border_steps for axis in (step.gathered, step.split)}
-    if swapped - {SEQUENCE, *border.NAMES} or any(
-        SEQUENCE not in (step.gathered, step.split) for step in border_steps
-    ):
-        return "a reshard of what is not the sequence"
-    return None
-
-
-def _of_tiles(plan: Plan) -> str | None:
-    """What of a plan with tile loops has no text yet."""
-    if column_parts(plan) > 1 and "G" in part_counts(plan):
-        return "a loop over parts of S_kv inside one over query heads"
-    if levels.partial(plan) and (column_parts(plan) > 1 or "S_q" in part_counts(plan)):
-        return "partial results in parts of the sequence"
-    return results.not_emitted(plan)
 
 
 def digest(body: str) -> str:
@@ -382,6 +332,7 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
     values["kv_size"] = outside.sizes(layout, batch, local["k"], split, 16)
     values["queries_size"] = outside.sizes(layout, batch, local["q"], heads, 16)
     values["placed"] = placed
+    values["sees"] = _sees(seq, window) if causal or window else ""
     values["all_seen"] = causal and local["q"] > local["k"]
     check = render("self_check", **values)
     return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [
@@ -389,6 +340,14 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
         reference,
         check,
     ]
+
+
+def _sees(seq: int, window: bool) -> str:
+    """Whether a rank sees any of another's tokens, of as many ranks as there are owners."""
+    first = "(owner == other).nonzero()"
+    if window:
+        return f"bool(_sees(positions({seq}, mesh), {first}[:, 0]).any())"
+    return f"bool(positions({seq}, mesh).max() >= {first}[0])"
 
 
 def _tried_window(plan: Plan, seq: int) -> str:
