@@ -171,8 +171,11 @@ def one_device(
         delta = module._delta(grad, out)
         module._block_backward(grad, q, k, v, lse, delta, scale, grads, ahead)
         return [x.to(q.dtype) for x in (out, *grads)]
-    out, lse = module._block_forward(q, k, v, scale, problem.causal)
-    return [out, *module._block_backward(grad, q, k, v, out, lse, scale, problem.causal)]
+    mask: object = problem.causal
+    if problem.window is not None:
+        mask = (-problem.window[0], problem.window[1])
+    out, lse = module._block_forward(q, k, v, scale, mask)
+    return [out, *module._block_backward(grad, q, k, v, out, lse, scale, mask)]
 
 
 def compare(case: Case, got: list[Tensor], problem: Problem, dtype: torch.dtype) -> float:

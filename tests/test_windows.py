@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 import torch
+from differentiable import SAVE, Trained, check_gradients
 from emitted import Emitted, expected, of_lines, problem_of
 from numeric_cases import Problem, assert_refused, compare, own_inputs, record_call, setup
 from plans import links_of, lowered, run_and_compare
@@ -21,6 +22,7 @@ from ranks import Ranks
 from mercurygen.check.prove import prove
 from mercurygen.cost import closed
 from mercurygen.cost.simulate import simulate
+from mercurygen.emit.callsites import check_text
 from mercurygen.errors import Refusal, UserError
 from mercurygen.ir.problem import Problem as Wanted
 from mercurygen.lower.events import Batch
@@ -85,6 +87,11 @@ def emitted(name: str, order: str, before: int = SLAB, after: int = 0) -> Emitte
     return of_lines(mesh, f"{body}\npatch body with aten", problem)
 
 
+def windowed(order: str, before: int = SLAB, after: int = 0) -> Problem:
+    """A problem with a window."""
+    return replace(PROBLEM, order=order, window=(before, after))
+
+
 # --- on ranks -----------------------------------------------------------------------------------
 
 
@@ -103,7 +110,7 @@ def check_windows(rank: int, world: int, text: str, problem: Problem) -> None:
 
 RUN = [("direct", "contiguous"), ("ring", "contiguous"), ("direct", "zigzag"), ("gather", "zigzag")]
 RUN += [("direct", "striped"), ("unified", "zigzag"), ("double", "contiguous")]
-RANKS = Ranks(4)
+RANKS, PAIR = Ranks(4), Ranks(2)
 for _name, _order in RUN:
     _case, _problem = emitted(_name, _order), replace(PROBLEM, order=_order)
     RANKS.add(f"{_name}-{_order}", check_windows, _case.late, _problem)
@@ -122,6 +129,57 @@ def test_calls_are_the_plans(name: str, order: str) -> None:
     plan = emitted(name, order).plan
     for rank, calls in enumerate(RANKS.result(f"calls-{name}-{order}")):
         assert calls == expected(plan, trace(plan, rank))
+
+
+# --- training -----------------------------------------------------------------------------------
+
+DIRECT = "parallelize S_q over m; shift k, v: S_kv along m direct"
+BACK = f"{SAVE} outer; parallelize S_q over m; "
+TRAINED = {
+    "direct-contiguous": Trained(
+        "m=4", DIRECT, f"{BACK}shift k, v, dk, dv: S_kv along m direct", windowed("contiguous")
+    ),
+    "direct-zigzag": Trained(
+        "m=4", DIRECT, f"{BACK}shift k, v, dk, dv: S_kv along m direct", windowed("zigzag", 7, 5)
+    ),
+    "direct-striped": Trained(
+        "m=4", DIRECT, f"{BACK}shift k, v, dk, dv: S_kv along m direct", windowed("striped", 2)
+    ),
+    "ring": Trained(
+        "m=4", DIRECT, f"{BACK}shift k, v, dk, dv: S_kv along m", windowed("contiguous", 30)
+    ),
+    "gather": Trained("m=4", DIRECT, f"{BACK}shard k, v, dk, dv: S_kv over m", windowed("zigzag")),
+    "heads": Trained(
+        "m=2",
+        "parallelize H over m",
+        f"{SAVE} inner; parallelize H over m",
+        windowed("contiguous", 20, 3),
+    ),
+}
+for _name, _trained in TRAINED.items():
+    _ranks = RANKS if _trained.world == 4 else PAIR
+    _dtypes = torch.float64, torch.float32
+    _ranks.add(f"train-{_name}", check_gradients, _trained.late, _trained.problem, *_dtypes)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients(name: str) -> None:
+    """dq, dk and dv on every rank; the plan's numbers are those of the operator, too."""
+    trained = TRAINED[name]
+    (RANKS if trained.world == 4 else PAIR).result(f"train-{name}")
+    forward, backward = trained.plans
+    check_text(trained.plain, forward.plan, backward=backward.plan)
+
+
+def test_gradients_are_sent_for_what_is_read() -> None:
+    """Of a tile k and v come, and dk and dv go back, for the tokens in the window alone."""
+    backward = TRAINED["direct-contiguous"].plans[1].plan
+    token = 2 * PROBLEM.batch * PROBLEM.kv_heads * PROBLEM.head_dim
+    for rank in range(4):
+        read, given = (min(SLAB, x * SLAB) for x in (rank, 3 - rank))
+        calls = expected(backward, trace(backward, rank))
+        assert sum(x.received for x in calls) == token * (2 * read + 4 * given)
+        assert sum(x.sent for x in calls) == token * (2 * given + 4 * read)
 
 
 # --- how far tiles come -------------------------------------------------------------------------

@@ -43,8 +43,8 @@ def functions(plan: Plan) -> list[str]:
     fetch = render(
         "fetch",
         more="".join(f", {each}" for each in parameters(plan)) + windows.parameter(plan),
-        received=_asked(plan, "me", "owner"),
-        sent=_asked(plan, "reader", "me"),
+        received=asked(plan, "me", "owner"),
+        sent=asked(plan, "reader", "me"),
         leaving="leaving" if cuts else "own",
         cuts=cuts,
         empty=may_be_empty(plan),
@@ -63,8 +63,8 @@ def _of_window(plan: Plan) -> list[str]:
     """What a window leaves of tiles, and at which steps anybody reads something."""
     whole = tuple(each for each in plan.row_dims if each != walked(plan)[0].dim)
     sign = "+" if walked(plan)[0].reverse else "-"
-    asked = _asked(plan, "me", f"(me {sign} step) % size", tokens="tokens", whole=whole)
-    steps = windows.STEPS.format(asked=f"_needed({asked})")
+    found = asked(plan, "me", f"(me {sign} step) % size", tokens="tokens", whole=whole)
+    steps = windows.STEPS.format(asked=f"_needed({found})")
     if need_form(plan) == "stripes":
         return [steps, windows.NEEDED_STRIPES]
     return [steps, windows.VISIBLE_HERE, windows.NEEDED]
@@ -184,7 +184,7 @@ def _places(plan: Plan) -> bool:
     return any(walk.direct for walk in walked(plan)[1:])
 
 
-def _asked(
+def asked(
     plan: Plan, reader: str, owner: str, tokens: str = "tokens", whole: tuple[str, ...] = ()
 ) -> str:
     """Arguments of `_needed`.

@@ -6,7 +6,7 @@ inside it, and `_tile_gradients` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import kernels, masks, walk, windows
+from mercurygen.emit import direct, kernels, masks, ring, walk, windows
 from mercurygen.emit.border import in_runs, is_striped, runs_argument, split_function
 from mercurygen.emit.levels import Level, Names, with_owner
 from mercurygen.emit.ring import name_of, ring_of
@@ -31,6 +31,13 @@ def not_emitted(plan: Plan) -> str | None:
         return "a backward that gathers lse"
     if any(swap.gathered == "G" for swap in plan.before):
         return "a backward that takes query heads back to the sequence before it begins"
+    what = ring.not_emitted(plan)
+    if what is not None:
+        return what
+    if plan.program.mask == "window" and plan.program.kernel == TRITON:
+        return "a window in the Triton kernel"
+    if _direct(plan):
+        return None
     if any(loop.walks and loop.home != "relayed" for loop in loops):
         return "a backward where tiles come by and gradients of theirs do not go on with them"
     if len({loop.outputs for loop in loops if loop.walks}) > 1:
@@ -46,6 +53,19 @@ def not_emitted(plan: Plan) -> str | None:
     if plan.nest.begin == "only" and any(reduce.axis is None for reduce in plan.nest.reduces):
         return "gradients of one block that are added up on every rank"
     return None
+
+
+def _direct(plan: Plan) -> bool:
+    """Whether keys and values come from their owners by one ring, their gradients straight back.
+
+    Of a window: then all is of what is read of a tile only.
+    """
+    loops = [loop for loop in plan.nest.loops if loop.walks]
+    if plan.program.mask != "window" or len(loops) != 1 or plan.nest.reduces:
+        return False
+    (loop,) = loops
+    keys = loop.axis == plan.program.mask_axes[1] and len(loop.stages) == 1
+    return keys and loop.direct and loop.home == "direct" and len(plan.nest.loops) == 1
 
 
 class Gradients(Names):
@@ -143,8 +163,20 @@ def functions(plan: Plan) -> list[str]:
             "whose": f"its {moved}",
             "merge": "_add(share, arriving)",
         }
-        texts.append(render("carry", alone=False, raw=False, **values))
+        if _direct(plan):
+            texts += _send_home(plan, share)
+        else:
+            texts.append(render("carry", alone=False, raw=False, **values))
     return [*texts, *_sums(plan), *masks.visible_functions(plan), *walk.functions(plan)]
+
+
+def _send_home(plan: Plan, share: str) -> list[str]:
+    """Straight back to the owners."""
+    needed = direct.asked(plan, "reader", "me")
+    parameters = "".join(f", {variable(each)}: dist.ProcessGroup" for each in direct.beside(plan))
+    parameters += windows.parameter(plan)
+    values = {"share": share, "needed": needed, "parameters": parameters}
+    return [render("send_home", **values), render("add_arrived")]
 
 
 def heading(plan: Plan) -> str:
@@ -152,6 +184,8 @@ def heading(plan: Plan) -> str:
     names = Gradients(plan)
     if not names.moving:
         return "backward"
+    if _direct(plan):
+        return f"backward: {_moved(plan)} come by, {' and '.join(names.moving)} go back"
     go = "go on with them" if len(names.moving) > 1 else "goes on with them"
     return f"backward: {_moved(plan)} come by, {' and '.join(names.moving)} {go}"
 
@@ -244,10 +278,11 @@ def _packed(plan: Plan, name: str) -> bool:
 def _walk(names: Gradients, index: int) -> str:
     """The tiles of a level, one after the other."""
     loop = names.levels[index].loop
-    ring = name_of(names.plan, loop.walks[-1])
-    short = ring_of(names.plan, loop.walks[-1]).short
-    group = variable(loop.walks[-1].dim) + (", window" if short else "")
-    call = f"{ring}({_tiles(names, loop, index)}, {group})"
+    function = name_of(names.plan, loop.walks[-1])
+    group = variable(loop.walks[-1].dim)
+    if ring_of(names.plan, loop.walks[-1]).short:
+        group += "".join(f", {variable(each)}" for each in direct.beside(names.plan)) + ", window"
+    call = f"{function}({_tiles(names, loop, index)}, {group})"
     for stage in loop.walking[1:]:
         if isinstance(stage, Gather):
             group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
@@ -261,8 +296,13 @@ def _ring(names: Gradients, index: int) -> list[str]:
     dim = level.loop.walks[-1].dim
     tile = ", ".join(_TILES[x] for x in level.loop.tensors)
     target = f"{names.letters[dim]}, ({tile})" if with_owner(names.plan) else tile
-    lines = [f"    shares = ({names.inner_call(index)} for {target} in {_walk(names, index)})"]
-    carried = f"_carry(shares, {variable(dim)})"
+    share, carried = names.inner_call(index), f"_carry(shares, {variable(dim)})"
+    if _direct(names.plan):
+        more = "".join(f", {variable(each)}" for each in direct.beside(names.plan))
+        some = f"{_TILES[level.loop.tensors[0]]}.shape[1]"  # else nothing of the tile is read
+        share = f"({names.letters[dim]}, {share} if {some} else ())"
+        carried = f"_send_home(shares, {variable(dim)}{more}, window)"
+    lines = [f"    shares = ({share} for {target} in {_walk(names, index)})"]
     if index:
         return [*lines, f"    return {carried}"]
     target = _listed(names.moving)
@@ -307,9 +347,10 @@ def _blocks(names: Gradients, tensors: str) -> list[str]:
             first, second = second, first
         ours = f"{first}, {second}"
         (added,) = kernels.added(plan, part, parts, kernels.CUT)
+        visible = "_visible_here" if _direct(plan) else "_visible"
         return [
             f"{ours} = {names.chunks(rows)}, {names.chunks(cols)}",
-            f"for rows, cols, {word} in _visible({ours}, q.shape[1] // len({first})"
+            f"for rows, cols, {word} in {visible}({ours}, q.shape[1] // len({first})"
             f"{windows.argument(plan)}):",
             f"    {added}",
         ]
