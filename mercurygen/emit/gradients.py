@@ -6,8 +6,9 @@ inside it, and `_tile_gradients` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, kernels, masks, ring, walk, windows
+from mercurygen.emit import direct, kernels, masks, walk, windows
 from mercurygen.emit.border import in_runs, is_striped, runs_argument, split_function
+from mercurygen.emit.gradient_kinds import straight_back
 from mercurygen.emit.levels import Level, Names, with_owner
 from mercurygen.emit.ring import name_of, ring_of
 from mercurygen.emit.templates import render
@@ -19,53 +20,6 @@ from mercurygen.lower.plan import Gather, Loop, Plan
 SHARE = "tuple[Tensor, ...]"
 _TILES = {"q": "queries", "k": "keys", "v": "values", "out": "outs", "lse": "lses", "do": "grads"}
 _TILES |= {"delta": "deltas"}
-
-
-def not_emitted(plan: Plan) -> str | None:
-    """What of a plan of gradients has no text yet."""
-    loops = plan.nest.loops
-    walks = [walk for loop in loops for walk in loop.walks]
-    if plan.tiles:
-        return "a backward in parts"
-    if any("lse" in loop.tensors and isinstance(s, Gather) for loop in loops for s in loop.stages):
-        return "a backward that gathers lse"
-    if any(swap.gathered == "G" for swap in plan.before):
-        return "a backward that takes query heads back to the sequence before it begins"
-    what = ring.not_emitted(plan)
-    if what is not None:
-        return what
-    if plan.program.mask == "window" and plan.program.kernel == TRITON:
-        return "a window in the Triton kernel"
-    if _direct(plan):
-        return None
-    if any(loop.walks and loop.home != "relayed" for loop in loops):
-        return "a backward where tiles come by and gradients of theirs do not go on with them"
-    if len({loop.outputs for loop in loops if loop.walks}) > 1:
-        return "a backward where some gradients travel inside the ring of others"
-    if any(not loop.tensors or len(loop.walks) > 1 or loop.partner for loop in loops if loop.walks):
-        return "a backward with rings of this kind"
-    if len({ring_of(plan, walk) for walk in walks}) > 1 or any(walk.direct for walk in walks):
-        return "a backward with direct rings, or rings of several kinds"
-    if any(reduce.kind != "sum" or reduce.dtype for reduce in plan.nest.reduces):
-        return "gradients that cross links in less than float32"
-    if any(r.axis not in (None, *plan.program.mask_axes) for r in plan.nest.reduces):
-        return "gradients that are dealt out along another axis than the sequence"
-    if plan.nest.begin == "only" and any(reduce.axis is None for reduce in plan.nest.reduces):
-        return "gradients of one block that are added up on every rank"
-    return None
-
-
-def _direct(plan: Plan) -> bool:
-    """Whether keys and values come from their owners by one ring, their gradients straight back.
-
-    Of a window: then all is of what is read of a tile only.
-    """
-    loops = [loop for loop in plan.nest.loops if loop.walks]
-    if plan.program.mask != "window" or len(loops) != 1 or plan.nest.reduces:
-        return False
-    (loop,) = loops
-    keys = loop.axis == plan.program.mask_axes[1] and len(loop.stages) == 1
-    return keys and loop.direct and loop.home == "direct" and len(plan.nest.loops) == 1
 
 
 class Gradients(Names):
@@ -163,7 +117,7 @@ def functions(plan: Plan) -> list[str]:
             "whose": f"its {moved}",
             "merge": "_add(share, arriving)",
         }
-        if _direct(plan):
+        if straight_back(plan):
             texts += _send_home(plan, share)
         else:
             texts.append(render("carry", alone=False, raw=False, **values))
@@ -184,7 +138,7 @@ def heading(plan: Plan) -> str:
     names = Gradients(plan)
     if not names.moving:
         return "backward"
-    if _direct(plan):
+    if straight_back(plan):
         return f"backward: {_moved(plan)} come by, {' and '.join(names.moving)} go back"
     go = "go on with them" if len(names.moving) > 1 else "goes on with them"
     return f"backward: {_moved(plan)} come by, {' and '.join(names.moving)} {go}"
@@ -297,7 +251,7 @@ def _ring(names: Gradients, index: int) -> list[str]:
     tile = ", ".join(_TILES[x] for x in level.loop.tensors)
     target = f"{names.letters[dim]}, ({tile})" if with_owner(names.plan) else tile
     share, carried = names.inner_call(index), f"_carry(shares, {variable(dim)})"
-    if _direct(names.plan):
+    if straight_back(names.plan):
         more = "".join(f", {variable(each)}" for each in direct.beside(names.plan))
         some = f"{_TILES[level.loop.tensors[0]]}.shape[1]"  # else nothing of the tile is read
         share = f"({names.letters[dim]}, {share} if {some} else ())"
@@ -347,7 +301,7 @@ def _blocks(names: Gradients, tensors: str) -> list[str]:
             first, second = second, first
         ours = f"{first}, {second}"
         (added,) = kernels.added(plan, part, parts, kernels.CUT)
-        visible = "_visible_here" if _direct(plan) else "_visible"
+        visible = "_visible_here" if straight_back(plan) else "_visible"
         return [
             f"{ours} = {names.chunks(rows)}, {names.chunks(cols)}",
             f"for rows, cols, {word} in {visible}({ours}, q.shape[1] // len({first})"

@@ -11,6 +11,7 @@ from mercurygen.emit import (
     differentiable,
     entry,
     expects,
+    gradient_kinds,
     gradients,
     header,
     held,
@@ -146,7 +147,7 @@ def refuse(
     """
     program = plan.program
     if program.operator in BACKWARD:
-        return _refused(gradients.not_emitted(plan) or refusals.border_not_emitted(plan))
+        return _refused(gradient_kinds.not_emitted(plan) or refusals.border_not_emitted(plan))
     if program.kernel == OWN_BODY and operator is not None:
         return _refused(operator_refusals.not_emitted(plan, operator))
     for tensor in program.tensors:
