@@ -101,7 +101,7 @@ class Trained:
     @functools.cached_property
     def plain(self) -> str:
         """The module before black has formatted it, which takes longer than all the rest."""
-        with patch("mercurygen.emit.module._format", str):
+        with patch("mercurygen.emit.module.format_text", str):
             return Trained(self.mesh, self.forward, self.backward, self.problem, self.dtype).text
 
     @property
