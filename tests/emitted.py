@@ -24,7 +24,7 @@ from mercurygen.lower.plan import Plan
 from mercurygen.operators import load
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.schedule import Schedule, Target
-from mercurygen.schedule.text import parse, show, show_mask
+from mercurygen.schedule.text import parse, show, show_problem
 from mercurygen.search.space import Point, points, settle
 
 ATTENTION = load("attention")
@@ -53,7 +53,7 @@ class Emitted:
     def text(self) -> str:
         """The module; of schedules that differ in sizes only, the one that was first asked for."""
         schedule, problem = self.schedule, self.schedule.problem
-        mask = problem.mask, problem.window, problem.ahead
+        mask = problem.mask, problem.window, problem.ahead, bool(problem.documents)
         key = schedule.mesh, schedule.directives, mask, schedule.group, schedule.target
         if key not in _TEXTS:
             _TEXTS[key] = self.emit()
@@ -191,9 +191,7 @@ def of_lines(mesh: str, lines: str, problem: Problem) -> Emitted:
         UserError: it is refused.
     """
     source = parse(f"""operator attention
-problem batch={problem.batch} seq={problem.seq} heads={problem.heads} \
-kv_heads={problem.kv_heads} head_dim={problem.head_dim} v_head_dim={problem.v_head_dim} \
-{problem.dtype} {' '.join(show_mask(problem))}
+problem {show_problem(problem)}
 topology test sha256:0123456789abcdef {' '.join(f'{x} wire 25GB/s' for x in mesh.split())}
 group {mesh}
 tp 1

@@ -34,6 +34,7 @@ LONGEST_FUNCTION = 59
 SHORTEST, LONGEST = 300, 550
 LONGEST_OF_THREE = 570  # three mesh dimensions need the functions of three levels
 OF_GRADIENTS = 180  # lines more of a differentiable module
+OF_DOCUMENTS = 90  # of a module for packed documents
 OF_TRITON = 640  # and of one that holds kernels: the functions of both directions
 SHORTEST_SINGLE = 150  # one rank: no mesh, no border, no nest
 
@@ -164,6 +165,7 @@ def test_length_and_text(name: str) -> None:
     dims = len(re.findall(r'"\w+": \d+', re.search(r"^MESH: .*$", text, re.M)[0]))
     longest = LONGEST_OF_THREE if dims > 2 else LONGEST
     longest += OF_GRADIENTS * ("class _Attention" in text) + OF_TRITON * ("import triton" in text)
+    longest += OF_DOCUMENTS * ("cu_seqlens" in text)
     assert (SHORTEST if dims else SHORTEST_SINGLE) <= len(text.splitlines()) <= longest
     assert max(map(len, text.splitlines())) <= 100
     assert text.isascii() and text.endswith("\n") and "\t" not in text
@@ -244,12 +246,15 @@ def test_functions_are_used(name: str) -> None:
     """A private function is called; a public one is the contract's."""
     public = {"attention", "make_mesh", "positions", "shard", "unshard", "shard_sequence"}
     public |= {"unshard_sequence", "pad_sequence", "check_inputs", "shard_labels"}
+    packed = {"document_positions", "pad_documents", "imbalance"}
     names = {node.id for node in ast.walk(tree_of(name)) if isinstance(node, ast.Name)}
     top = {node.name for node in tree_of(name).body if isinstance(node, Function)}
     assert {x for x in top if x.startswith("_")} <= names
-    assert {x for x in top if not x.startswith("_")} <= public
+    documents = "_borders" in names
+    assert {x for x in top if not x.startswith("_")} <= public | (packed if documents else set())
     assert public - {"pad_sequence", "check_inputs", "shard_labels"} <= top
-    assert ("shard_labels" in top) == ("_Attention" in names)
+    assert not documents or packed <= top
+    assert ("shard_labels" in top) == ("_Attention" in names or documents)
 
 
 @every_module

@@ -14,9 +14,12 @@ from mercurygen.cli import request, why
 from mercurygen.cli.options import NAMES, split
 from mercurygen.cli.why import Why
 from mercurygen.cost.topology import load
+from mercurygen.ir.caller import PACKED
 from mercurygen.ir.problem import Problem
 from mercurygen.search import changes as module
+from mercurygen.search.candidate import OBJECTIVES
 from mercurygen.search.changes import changes, identity
+from mercurygen.search.knobs import Case, knobs
 from mercurygen.search.result import Result
 from mercurygen.search.search import search
 from mercurygen.search.why import label
@@ -145,3 +148,28 @@ def test_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen.done() == told[told.index("\n\n") + 2 :]
     run("explain", file, "--json").refused("usage", "--why")
     run("explain", file, "--why", "--topo", "a100x8").refused("another-topology", "emit it again")
+
+
+def test_the_rule_of_every_objective() -> None:
+    """Of one that needs less memory nothing is said of the fastest, though it takes longer."""
+    result = search("attention", Problem(seq=4096), load("h100x8"), group=(2,))
+    slow, fast = result.ranked[-1], result.ranked[0]
+    told = {rule: why._old(slow, fast, rule).rpartition("; ")[2] for rule in OBJECTIVES}
+    assert "the simplest" in told["time"] and "regretted" in told["robust"]
+    assert "chosen" not in told["memory"]
+    assert "chosen" not in why._old(fast, slow, "time")
+
+
+def test_sizes_that_documents_fix_are_not_tried() -> None:
+    """Their lengths add up to the sequence, of which there is one."""
+    lengths = {"documents": (512, 512), "layout": PACKED}
+    topology = load("h100x8")
+    whole, packed = (
+        Case(Problem(seq=1024, **more), topology, topology.gpu.memory_bytes)
+        for more in ({}, lengths)
+    )
+    for case, many in ((whole, 2), (packed, 0)):
+        every = {knob.name: knob for knob in knobs(case, (2,), 2**20)}
+        tried = [every[name].values(case, (2,), True) for name in ("seq", "batch")]
+        assert sum(map(bool, tried)) == many
+        assert every["kv_heads"].values(case, (2,), False) == (4, 2)

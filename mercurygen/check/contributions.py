@@ -73,7 +73,8 @@ class Contributions(Transfers):
     def contribute(self, event: Kernel, operand, tensor: Tensor, lists: dict) -> None:
         """Add a block's share to an output; nothing of it may be there already."""
         buffer, here = operand.buffer, self.here
-        masked = event.block is not None and event.block.masked
+        block = event.block
+        masked = block is not None and (block.masked or bool(block.documents))
         region = tuple(lists.get(axis, (0,)) for axis in tensor.axes)
         shares = self.space.shares(tensor, region, lists, masked)
         words = label(self.traces[self.rank], buffer)

@@ -221,9 +221,11 @@ class _Player(Ranks):
             merge(self.operator, self.program, states, shares)
 
     def domain(self, event: Kernel) -> Domain | str | None:
-        """The mask of a call; a full block has none."""
+        """The mask of a call; a full block has none, but for what packed documents leave of it."""
         if event.block is None:
             return None
+        if self.program.documents:
+            return self.program.domain
         return self.program.domain if event.block.masked else "full"
 
     # --- partial results ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from itertools import product
 from math import prod
 
 from mercurygen.check.content import Content, brief
+from mercurygen.check.documents import fault_of_documents
 from mercurygen.ir.atoms import Region
 from mercurygen.ir.kernel import ATEN
 from mercurygen.ir.liveness import Liveness
@@ -34,6 +35,7 @@ class Space:
         self.plan, self.program, self.atoms = plan, plan.program, plan.atoms
         self.liveness = plan.atoms.domain
         self.count = plan.atoms.count
+        self.masked = plan.program.mask != "full" or bool(plan.program.documents)
         self._wanted: dict[tuple, int] = {}
 
     def pinned(self, tensor: Tensor, rank: int) -> Content:
@@ -143,7 +145,7 @@ class Space:
         masked = tuple(axis for axis in self.program.mask_axes if axis in tensor.axes)
         at = tuple(cell[tensor.axes.index(axis)] for axis in masked)
         lists = {axis: tuple(range(self.count[axis])) for axis in reduced}
-        return self.share(reduced, masked, at, lists, self.program.mask != "full")
+        return self.share(reduced, masked, at, lists, self.masked)
 
     def words(self, tensor: Tensor, number: int) -> str:
         """Contributions, in words."""
@@ -171,6 +173,10 @@ def fault_of(
     if block.masked and program.mask == "full":
         return "a block that is masked under a full mask"
     spans = [live.touched(a, span) for a, span in zip((rows, cols), block[:2], strict=True)]
+    if live.borders:
+        fault = _fault_of_ends(live, block, (rows, cols), spans)
+        atoms = [a[slice(*span)] for a, span in zip((rows, cols), spans, strict=True)]
+        return fault or fault_of_documents(live, block, *atoms)
     if not block.masked or block.by_position:
         fault = _fault_of_ends(live, block, (rows, cols), spans)
         if fault or not block.by_position:

@@ -14,6 +14,7 @@ from mercurygen.cost.topology import Topology
 from mercurygen.cost.validated import outside
 from mercurygen.emit.header import WHY
 from mercurygen.errors import InternalError
+from mercurygen.ir.documents import busiest
 from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.search.candidate import Candidate
 from mercurygen.search.result import Result
@@ -30,6 +31,7 @@ def found(result: Result, built: Built, written: Sequence[Written]) -> str:
         *head(built),
         *field("chosen", [f"{label(best)}, the best of {result.counts.legal}"]),
         *field("", _directives(built)),
+        *_balance(built),
         *_cost(best.cost, result.topology, result.memory_limit, _calls(built)),
         *_range(result.problem, result.topology, prod(result.group)),
         *_proof(built),
@@ -56,7 +58,7 @@ def commented(text: str) -> list[str]:
 
 def given(built: Built, priced: tuple[Cost, Topology] | None, written: Sequence[Written]) -> str:
     """The report on a schedule that came from a file."""
-    lines = [*head(built), *field("schedule", _directives(built))]
+    lines = [*head(built), *field("schedule", _directives(built)), *_balance(built)]
     if priced is not None:
         cost, topology = priced
         lines += _cost(cost, topology, topology.gpu.memory_bytes, _calls(built))
@@ -67,6 +69,19 @@ def given(built: Built, priced: tuple[Cost, Topology] | None, written: Sequence[
         lines += field("time", [f"not priced: {_unpriced(built)}"])
     lines += _proof(built)
     return "\n".join([*lines, "", *foot(built, written)])
+
+
+def _balance(built: Built) -> list[str]:
+    """Of packed documents how even the ranks' work is, in one order of tokens or the other."""
+    program = built.proved.program
+    ranks, tokens = program.mesh.size, sum(program.documents)
+    found = []
+    for zigzag, name in ((False, "contiguous"), (True, "zigzag")):
+        if ranks > 1 and tokens and tokens % (2 * ranks if zigzag else ranks) == 0:
+            most, mean = busiest(program.documents, ranks, zigzag, program.mask == "causal")
+            found.append(f"{name} {most / mean:.3g}")
+    text = f"pairs of the busiest rank's own queries over the mean: {', '.join(found)}"
+    return field("documents", [text]) if found else []
 
 
 def _calls(built: Built) -> str:

@@ -8,6 +8,7 @@ import sys
 
 from mercurygen.cli.request import Request
 from mercurygen.errors import UserError, printable, shorten
+from mercurygen.ir import documents
 from mercurygen.ir.kernel import ATEN
 from mercurygen.ir.problem import Problem
 
@@ -93,7 +94,11 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
         found.append(("--v-head-dim", str(problem.v_head_dim), f"v{problem.v_head_dim}"))
     if problem.dtype != _DEFAULT.dtype:
         found.append(("--dtype", problem.dtype, problem.dtype))
-    if problem.layout != _DEFAULT.layout:
+    if problem.documents:
+        found.append(("--packed", "", "packed"))
+        if problem.documents != documents.usual(problem.seq):
+            found.append(("--documents", documents.show(problem.documents), ""))
+    elif problem.layout != _DEFAULT.layout:
         found.append(("--layout", problem.layout, problem.layout))
     if problem.mask == "full":
         found.append(("--full", "", ""))  # the name has the mask always

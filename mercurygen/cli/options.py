@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
@@ -84,6 +85,27 @@ class Group(click.ParamType):
         return pairs
 
 
+class Lengths(click.ParamType):
+    """Lengths of documents: `4096,128x3`, or a file of them, with blanks between."""
+
+    name = "N,N,..."
+
+    def convert(self, value, param, ctx) -> tuple[int, ...]:
+        """The lengths, in order."""
+        from mercurygen.ir import documents
+
+        if isinstance(value, tuple):
+            return value
+        text = value
+        if not documents.LENGTHS.fullmatch(value) and Path(value).is_file():
+            text = ",".join(Path(value).read_text(errors="replace").replace(",", " ").split())
+        lengths = documents.read(text)
+        if lengths is None:
+            wanted = f"lengths of documents, as in 4096,128x3, at most {documents.MOST}, or a file"
+            raise _refusal(param, value, wanted)
+        return lengths
+
+
 def _refusal(param: click.Parameter | None, value: str, wanted: str) -> UserError:
     name = param.opts[0] if param else "value"
     return UserError("bad-value", f"{name} {shorten(printable(value))!r} is not {wanted}")
@@ -106,6 +128,10 @@ _OPTIONS = (
         "flash-attention's window_size.",
     ),
     click.option("--layout", metavar="L", help="Of q, k, v, out: bshd (default), bhsd or sbhd."),
+    click.option(
+        "--packed", is_flag=True, default=None, help="Documents packed into one sequence."
+    ),
+    click.option("--documents", type=Lengths(), help="Their lengths.  [default: halving]"),
     click.option("--order", metavar="O", help="Of tokens: zigzag, contiguous or any."),
     click.option("--pass", "passes", metavar="P", help="fwd (default), or train: backward too."),
     click.option("--kernel", metavar="K", help="Of a block: aten (default), or triton."),
@@ -123,7 +149,8 @@ _OPTIONS = (
 )
 NAMES = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "window"),
-    *("layout", "order", "passes", "kernel", "objective", "whole", "memory_limit", "group", "tp"),
+    *("layout", "packed", "documents", "order", "passes", "kernel", "objective", "whole"),
+    *("memory_limit", "group", "tp"),
 )
 
 

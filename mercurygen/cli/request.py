@@ -10,6 +10,8 @@ from mercurygen.cost import topology as topologies
 from mercurygen.cost.topology import Topology
 from mercurygen.designs import patterns
 from mercurygen.errors import UserError, closest, printable, shorten
+from mercurygen.ir import documents
+from mercurygen.ir.caller import PACKED
 from mercurygen.ir.kernel import ATEN
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Problem, Sizes
@@ -91,6 +93,7 @@ def make(operator: str, topo: str | None, options: dict, most: int = MOST_RANKS)
     group = group_of(given.pop("group", None), topology)
     sizes = {key: given.pop(key) for key in _PROBLEM if key in given}
     sizes.setdefault("v_head_dim", sizes.get("head_dim", Problem().head_dim))
+    _pack(sizes, given)
     request = Request(operator, topology, topo, Problem(**sizes), group, **given)
     if request.design is not None:
         patterns.get(request.design)
@@ -102,6 +105,17 @@ _PROBLEM = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask"),
     *("layout", "window", "ahead"),
 )
+
+
+def _pack(sizes: dict, given: dict) -> None:
+    """Turn --packed and --documents into what a problem has of them."""
+    lengths = given.pop("documents", None)
+    if not given.pop("packed", False) and lengths is None:
+        return
+    if lengths is None:
+        lengths = documents.usual(sizes.get("seq", Problem().seq))
+    sizes |= {"seq": sizes.get("seq", sum(lengths)), "documents": lengths}
+    sizes.setdefault("layout", PACKED)
 
 
 def check_reference(reference: str) -> None:

@@ -160,18 +160,24 @@ def sentence(change: Change, objective: str) -> str:
         what = f"nothing is legal, {change.error.slug}"
     else:
         new = change.result.best
-        what = f"{label(new)}, {figures(new, objective)}; {_old(new, change.old)}"
+        what = f"{label(new)}, {figures(new, objective)}; {_old(new, change.old, objective)}"
     at = f"at {knob.shown(change.value)}: {what}"
     return f"{kept}; {at}" if change.kept != knob.now else at
 
 
-def _old(new: Candidate, old: Candidate | None) -> str:
+_RULES = {  # why a slower schedule may be the choice
+    "time": f"; of those within {RESOLUTION:.0%} of the fastest the simplest is chosen",
+    "memory": "",
+    "robust": "; the one that is least regretted on other machines is chosen",
+}
+
+
+def _old(new: Candidate, old: Candidate | None, objective: str) -> str:
     """What the choice would be worth where it is none."""
     if old is None:
         return "this one is not legal there"
-    rule = f"; of those within {RESOLUTION:.0%} of the fastest the simplest is chosen"
-    slower = new.cost.time > old.cost.time
-    return f"this one {differences(new, old)}{rule if slower else ''}"
+    rule = _RULES[objective] if new.cost.time > old.cost.time else ""
+    return f"this one {differences(new, old)}{rule}"
 
 
 def _change(change: Change) -> dict:

@@ -55,6 +55,9 @@ def problem(problem: Problem | Sizes) -> str:
     same = problem.head_dim == problem.v_head_dim
     size = f"{problem.head_dim}" if same else f"{problem.head_dim} (v {problem.v_head_dim})"
     layout = "" if problem.layout == INSIDE else f", layout {problem.layout}"
+    if problem.documents:
+        count, longest = plural(len(problem.documents), "document"), max(problem.documents)
+        layout = f" in {count}, the longest of {longest}"
     return (
         f"{mask(problem)}, {plural(problem.heads, 'query head')}, {problem.kv_heads} key/value, "
         f"head size {size}, {problem.dtype}, batch {problem.batch}, {problem.seq} tokens"

@@ -42,11 +42,12 @@ from mercurygen.lower.events import (
 )
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import padded_width
-from mercurygen.lower.visible import DIAGONAL, EVERY, Band, Block, band_pairs
+from mercurygen.lower.visible import DIAGONAL, EVERY, Band, Block, band_pairs, sizes_of
 
 # seconds of compute, of copies, and what launches add; and, beside them, of the host
 Spent = tuple[float, float, float, float]
 
+Documents = tuple[tuple[int, int], ...]  # of each its rows and columns
 NOTHING: Spent = (0.0, 0.0, 0.0, 0.0)
 FUSED = ATTENTION  # one kernel: nothing of theirs passes through memory
 TILE = 128  # rows of a thread block, and of a tile: kBlockM in flash_fwd_launch_template.h
@@ -90,25 +91,32 @@ class Kernels:
             self.width = padded_width(plan)
             self.places = tuple(map(self.names.index, ("B", "S_q", "S_kv", "H", "G")))
             self.sizes = self.program.extent("D"), self.program.extent("D_v")
+        self.documents: Documents = ()
         self._calls: dict[tuple, Spent] = {}
 
     def kernel(self, event: Kernel) -> Spent:
         """The body on one block, and its merge."""
-        band = EVERY if event.block is None else bounds(event.block)
-        return self.call(event.extents, band, event.merge)
+        block = event.block
+        if block is None:
+            return self.call(event.extents, EVERY, event.merge)
+        return self.call(event.extents, bounds(block), event.merge, sizes_of(block))
 
-    def call(self, extents: Sequence[int], band: Band, merge: bool) -> Spent:
+    def call(
+        self, extents: Sequence[int], band: Band, merge: bool, documents: Documents = ()
+    ) -> Spent:
         """A call of the body.
 
         Args:
             extents: per axis of the program, how many indices it is given.
             band: which columns a row sees.
             merge: whether its share is merged into the outputs.
+            documents: rows and columns of each packed document; none: the block is one.
         """
-        key = extents, band, merge
+        key = extents, band, merge, documents
         spent = self._calls.get(key)
         if spent is None:
-            spent = self._price()(*key)
+            self.documents = documents
+            spent = self._price()(*key[:3])
             self._calls[key] = spent
         return spent
 
@@ -189,12 +197,17 @@ class Kernels:
         """
         gpu, seen = self.gpu, _seen(height, width, height, width, band)
         score = flops / (self.flops * gpu.attention_efficiency) + 1 / gpu.softmax_rate
+        if self.documents:
+            return self._mixed(heads, self.documents, score, band != EVERY, gpu.block_start)
         return self._waves(heads, height, seen, score, gpu.block_start, gpu.causal_tail)
 
     def gradient_grid(self, heads: int, height: int, width: int, flops: int, band: Band) -> float:
         """The same of its gradient: thread blocks of columns that go over rows."""
         gpu, seen = self.gpu, _seen(height, width, width, height, band)
         score = flops / (self.flops * gpu.gradient_efficiency) + 1 / gpu.softmax_rate
+        if self.documents:
+            turned = tuple((width, height) for height, width in self.documents)
+            return self._mixed(heads, turned, score, band != EVERY, gpu.gradient_start)
         return self._waves(heads, width, seen, score, gpu.gradient_start, GRADIENT_TAIL)
 
     def _waves(
@@ -213,6 +226,24 @@ class Kernels:
         if mean is not None:
             loops = min(loops, max(longest, blocks * (mean + start) / sms + tail * longest))
         return loops * TILE * sms * score
+
+    def _mixed(
+        self, heads: int, documents: Documents, score: float, causal: bool, start: int
+    ) -> float:
+        """The same of documents that are one grid: thread blocks of very different lengths.
+
+        They begin as they come, so that on average the SMs wait for half of the longest.
+        """
+        loops, longest = 0.0, 0
+        for height, width in documents:
+            blocks = -(-height // TILE)
+            tiled = -(-width // TILE) * TILE
+            least, most = sorted((height, width))  # a causal one has a square at its end
+            cut = least * (2 * most - least + TILE) / (2 * TILE)
+            loops += (min(cut, blocks * tiled) if causal else blocks * tiled) + blocks * start
+            longest = max(longest, tiled + start)
+        loops = max(longest, heads * loops / self.gpu.sms + longest / 2)
+        return loops * TILE * self.gpu.sms * score
 
     # --- torch's attention ----------------------------------------------------------------------
 

@@ -155,11 +155,12 @@ class Kinds(dict[tuple, tuple]):
 
     def _call(self, call: Call | None) -> tuple:
         """One call: what it spends, scratch bytes, and unmerged the bytes of share and region."""
-        extents, band, less, common = dict(self.local), EVERY, 0, self.common
+        extents, band, less, documents = dict(self.local), EVERY, 0, ()
+        common = self.common
         rows, columns = self.plan.program.mask_axes or (None, None)
         if call is not None:
-            extents[rows], extents[columns], band, less = call
-        spent = common.kernels.call(tuple(extents.values()), band, self.merge)
+            extents[rows], extents[columns], band, less, documents = call
+        spent = common.kernels.call(tuple(extents.values()), band, self.merge, documents)
         scratch, share, region = scratch_bytes(self.plan, extents, self.merge), None, None
         if not self.merge:
             share = share_bytes(self.plan, extents)

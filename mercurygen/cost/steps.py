@@ -18,9 +18,10 @@ from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.program import Program
 from mercurygen.lower.cuts import EARLIER, EQUAL, LATER, Digit, cuts_of
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import Band, Block
+from mercurygen.lower.visible import Band, Block, sizes_of
 
-Call = tuple[int, int, Band, int]  # rows, columns, which of them each sees, rows left out
+# rows, columns, which of them each sees, rows left out, and of packed documents each one's
+Call = tuple[int, int, Band, int, tuple[tuple[int, int], ...]]
 Place = dict[str, int]
 Counts = tuple[tuple[int, int, bool], ...]  # (number, times, whether the rest does not matter)
 
@@ -220,7 +221,8 @@ class Steps:
 
 def _call(block: Block, striped: bool) -> Call:
     """A block: stripes are not cut, their first rows and last columns are left out."""
-    return block.height, block.width, bounds(block), block.rows[0] if striped else 0
+    less = block.rows[0] if striped else 0
+    return block.height, block.width, bounds(block), less, sizes_of(block)
 
 
 class _Moving:

@@ -132,12 +132,17 @@ class Run:
         row = self.position(self.mask_axes[0], rows)[..., None]
         column = self.position(self.mask_axes[1], columns)
         lag = row - column
+        live = torch.ones_like(lag, dtype=torch.bool)
         match self.mask:
             case Domain("causal"):
-                return lag >= 0
+                live = lag >= 0
             case Domain("window", width=width, ahead=ahead):
-                return (lag >= -ahead) & (lag < width)
-        return torch.ones_like(lag, dtype=torch.bool)
+                live = (lag >= -ahead) & (lag < width)
+        if self.mask is not None and self.mask.borders:
+            borders = torch.tensor(self.mask.borders, device=self.device)
+            rows, columns = (torch.bucketize(x, borders, right=True) for x in (row, column))
+            live = live & (rows == columns)
+        return live
 
     def contribute(self, name: str, index: tuple[Index, ...], value: Any) -> None:
         """Merge a contribution, as soon as all that are merged together are there.

@@ -71,7 +71,7 @@ class Context(Keeper):
 
 
 def _flat(value: Any) -> list[Any]:
-    return [y for x in value for y in _flat(x)] if isinstance(value, tuple) else [value]
+    return [y for x in value for y in _flat(x)] if isinstance(value, tuple | list) else [value]
 
 
 class Function(Host):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from mercurygen.emit import outside
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import variable
 from mercurygen.ir.layout import Interleaving
@@ -91,14 +92,15 @@ def into_part(plan: Plan, swap: Swap, tensors: tuple[str, ...]) -> list[str]:
     return [f"{names} = ({call}(x, {group}) for x in ({names}))"]
 
 
-def after(plan: Plan, back: list[str]) -> list[str]:
-    """Lines of the public function after the body, up to its return; back: its last of out."""
+def after(plan: Plan, layout: str) -> list[str]:
+    """Lines of the public function after the body; layout: of the caller's tensors."""
     lines, lse = home(plan)
-    lines += back
+    lines += outside.back(layout)
     if not lse:
-        return [*lines, "return (out, lse) if return_lse else out"]
+        return [*lines, f"return (out, {outside.lse(layout)}) if return_lse else out"]
     lines += ["if return_lse:", *(f"    {line}" for line in lse)]
-    return [*lines, "    return out, lse.squeeze(3).transpose(1, 2)", "return out"]
+    turned = outside.lse(layout).replace("lse", "lse.squeeze(3).transpose(1, 2)")
+    return [*lines, f"    return out, {turned}", "return out"]
 
 
 def home(plan: Plan) -> tuple[list[str], list[str]]:

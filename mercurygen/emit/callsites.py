@@ -33,7 +33,7 @@ MOST_RANKS = 64  # of larger meshes only a sample is interpreted
 CLASS = "_Attention"
 NOT_INTERPRETED = (
     *("_autocast", "_check", "_block_forward", "_body", "_merge", "_weigh", "_unweigh"),
-    *("_block_backward", "_delta", "_add"),
+    *("_block_backward", "_delta", "_add", "_borders"),
 )
 ASIDE = {  # communicate beside `attention`: layout helpers and self-check
     *("make_mesh", "_level_group_count", "_new_group", "_from_all_ranks", "_all_gather"),
@@ -205,7 +205,8 @@ def _interpret(run: Interpreter, playback: Playback, with_lse: bool, layout: str
     node = run.module.functions["attention"]
     try:
         values = {"scale": scale, "seq": None, "return_lse": with_lse}
-        result = run.top["attention"](*tensors, playback.mesh, **values)
+        documents = (None,) if playback.program.documents else ()  # `_borders` has them
+        result = run.top["attention"](*tensors, *documents, playback.mesh, **values)
         run.frames.append(["attention", node.end_lineno])
         playback.result(result, with_lse, layout)
     except TextMismatch:

@@ -42,6 +42,11 @@ class Both:
         return self.save == "inner" and any(swap.optional for swap in self.plan.after)
 
     @property
+    def borders(self) -> list[str]:
+        """What the function is given of packed documents."""
+        return ["borders"] if self.plan.program.documents else []
+
+    @property
     def groups(self) -> list[str]:
         """Variables of the groups that the function is given."""
         return [variable(name) for name in self.plan.program.mesh.names]
@@ -51,17 +56,18 @@ def apply(both: Both, layout: str) -> list[str]:
     """Lines of the public function that call it; layout: of the caller's tensors."""
     more = ["return_lse"] if both.asks else []
     window = ["window"] if both.plan.program.mask == "window" else []
-    given = ", ".join(["q, k, v", *both.groups, "scale", *window, *more])
+    given = ", ".join(["q, k, v", *both.borders, *both.groups, "scale", *window, *more])
     return [
         f"out, lse = {NAME}.apply({given})",
         *outside.back(layout),
-        "return (out, lse) if return_lse else out",
+        f"return (out, {outside.lse(layout)}) if return_lse else out",
     ]
 
 
 def function(both: Both, backward: list[str]) -> str:
     """The class, with the lines of its backward."""
-    groups = [f"{name}: dist.ProcessGroup" for name in both.groups]
+    groups = [f"{name}: list[int]" for name in both.borders]
+    groups += [f"{name}: dist.ProcessGroup" for name in both.groups]
     more = ["return_lse: bool"] if both.asks else []
     scale = ["scale: float", *(["window: tuple[int, int]"] * bool(windows.argument(both.plan)))]
     given = ", ".join(["ctx: Any", "q: Tensor", "k: Tensor", "v: Tensor", *groups, *scale, *more])
@@ -118,6 +124,8 @@ def _forward(both: Both) -> list[str]:
             f"ctx.group{'s' if len(groups) > 1 else ''}, {attributes}",
             f"{grouped}, scale{window}",
         )
+    if both.borders:
+        attributes, names = f"ctx.borders, {attributes}", f"borders, {names}"
     lines += [f"{attributes} = {names}", "ctx.mark_non_differentiable(lse)", "return out, lse"]
     return lines
 
@@ -137,7 +145,9 @@ def _backward(both: Both) -> list[str]:
     if groups:
         given = ["ctx.groups" if len(groups) > 1 else "ctx.group", *given]
         names = [f"({', '.join(groups)})" if len(groups) > 1 else groups[0], *names]
-    others = len(both.groups) + 1 + window + both.asks
+    if both.borders:
+        given, names = ["ctx.borders", *given], ["borders", *names]
+    others = len(both.groups) + len(both.borders) + 1 + window + both.asks
     return [
         f"{KEPT} = ctx.saved_tensors",
         f"{', '.join(names)} = {', '.join(given)}",
@@ -225,8 +235,10 @@ def kernel(plan: Plan) -> list[str]:
     if plan.program.kernel == TRITON:
         moving = any(loop.outputs for loop in plan.nest.loops)
         return [kernels.backward(plan.program.kernel_options), *(add if moving else [])]
-    block = "window_block_backward" if plan.program.mask == "window" else "block_backward"
-    return [render(block), *(add if plan.nest.begin != "only" else [])]
+    kinds = {"window": "window_block_backward"}
+    block = kinds.get(plan.program.mask, "block_backward")
+    block = render("packed_block_backward" if plan.program.documents else block)
+    return [block, *(add if plan.nest.begin != "only" else [])]
 
 
 def beside(code: str, forward: list[str], backward: list[str]) -> tuple[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import lcm, prod
 from textwrap import wrap
 
@@ -19,7 +20,7 @@ from mercurygen.emit import (
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import part_counts, runs_of_chunk
 from mercurygen.emit.words import variable
-from mercurygen.ir.caller import INSIDE, exchanged
+from mercurygen.ir.caller import INSIDE, PACKED, exchanged
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Plan
 
@@ -82,9 +83,11 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
     rows += ", a view," if exchanged(layout) else ""
     window = plan.program.mask == "window"
     seq = "length of the whole sequence: S is checked against it if given"
+    packed = bool(plan.program.documents)
+    given_documents, more = ("cu_seqlens: Tensor, ", "cu_seqlens, ") if packed else ("", "")
     lines = [
         f"{_OPAQUE if both and mesh.dims else ''}"
-        f"def attention(q: Tensor, k: Tensor, v: Tensor, {signature}, *, "
+        f"def attention(q: Tensor, k: Tensor, v: Tensor, {given_documents}{signature}, *, "
         f"scale: float | None = None, {'window: tuple[int, int] = WINDOW, ' if window else ''}"
         "seq: int | None = None, return_lse: bool = False,"
         ") -> Tensor | tuple[Tensor, Tensor]:",
@@ -92,6 +95,7 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
         "",
         "    Args:",
         *inputs,
+        *(_CU_SEQLENS if packed else []),
         *wrap(f"mesh: {what}.", 98, initial_indent=" " * 8, subsequent_indent=" " * 12),
         "        scale: softmax scale; 1 / sqrt(D) if None.",
         *(_WINDOW if window else []),
@@ -101,7 +105,7 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
         "",
         "    Returns:",
         f"        out {rows} in q's dtype; with return_lse, also lse "
-        f"[B, H, {held.length(plan, 'lse')}] in float32",
+        f"{_lse(plan, layout)} in float32",
         "        (float64 if q is). Under torch.autocast q, k and v are cast to its dtype first.",
         "",
         "    Raises:",
@@ -109,13 +113,20 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
         *([] if both else ["        RuntimeError: a gradient would be needed."]),
         '    """',
         "    q, k, v = _autocast(q, k, v)",
-        f"    _check(q, k, v, {'mesh, ' if mesh.dims else ''}seq{windows.argument(plan)})",
+        f"    _check(q, k, v, {more}{'mesh, ' if mesh.dims else ''}seq{windows.argument(plan)})",
         *(f"    {line}" for line in outside.into(layout)),
         "    scale = q.shape[3] ** -0.5 if scale is None else scale",
+        *(["    borders = _borders(cu_seqlens)"] if packed else []),
     ]
     work = differentiable.apply(both, layout) if both else _work(plan, layout)
     body = [*_groups(plan), *work]
     return "\n".join([*lines, *(f"    {line}" if line else "" for line in body)])
+
+
+def _lse(plan: Plan, layout: str) -> str:
+    """Shape of lse."""
+    axes = ("H",) if layout == PACKED else ("B", "H")
+    return f"[{', '.join((*axes, held.length(plan, 'lse')))}]"
 
 
 def _given(plan: Plan, name: str) -> str:
@@ -145,7 +156,7 @@ def _work(plan: Plan, layout: str) -> list[str]:
         *lines, result = tiles.body(plan)
         return [*lines, *outside.back(layout), result]
     lines = [*border.before(plan), f"out, lse = {nest.attend_call(plan, 'q, k, v')}"]
-    return [*lines, *border.after(plan, outside.back(layout))]
+    return [*lines, *border.after(plan, layout)]
 
 
 def check(plan: Plan, both: Both | None, layout: str) -> str:
@@ -159,6 +170,7 @@ def check(plan: Plan, both: Both | None, layout: str) -> str:
     mesh = plan.program.mesh
     lines = [
         f"{_AUTOCAST}def _check(q: Tensor, k: Tensor, v: Tensor, "
+        f"{'cu_seqlens: Tensor, ' if layout == PACKED else ''}"
         f"{'mesh: DeviceMesh, ' if mesh.dims else ''}seq: int | None{windows.parameter(plan)})"
         " -> None:",
         '    """Refuse what this schedule cannot do; facts that all ranks share come first."""',
@@ -169,7 +181,10 @@ def check(plan: Plan, both: Both | None, layout: str) -> str:
         lines += [_CHECK_WINDOW, *_one_way(plan, both)]
     if both is None:
         lines.append(_CHECK_GRADIENT)
-    return "\n".join([*lines, _check_tensors(plan, layout), *_check_sizes(plan, both, layout)])
+    lines += [_check_tensors(plan, layout), *_check_sizes(plan, both, layout)]
+    if layout == PACKED:
+        lines.append(_CHECK_DOCUMENTS.format(times=" * WORLD_SIZE" if mesh.dims else ""))
+    return "\n".join(lines)
 
 
 def _one_way(plan: Plan, both: Both | None) -> list[str]:
@@ -229,23 +244,43 @@ _CHECK_WIDTH = """\
         raise ValueError(f"{shapes}: on CUDA the kernel takes D and E up to 256")"""
 
 
+_CHECK_DOCUMENTS = """\
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        kind = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
+        raise ValueError(f"cu_seqlens is {{kind}}: must be an int32 or int64 tensor")
+    if cu_seqlens.device.type != "cpu":  # what is sent depends on it, so the host has to know
+        raise ValueError(f"cu_seqlens is on {{cu_seqlens.device}}: must be on the CPU")
+    if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens[0] != 0:
+        given = f"cu_seqlens {{tuple(cu_seqlens.shape)}}"
+        raise ValueError(f"{{given}}: must be [documents + 1], from 0 on")
+    if (cu_seqlens.diff() < 0).any():
+        raise ValueError("cu_seqlens decreases: must be where documents begin, one after the other")
+    if cu_seqlens[-1] != q.shape[0]{times}:
+        what = f"cu_seqlens ends at {{cu_seqlens[-1]}}"
+        raise ValueError(f"{{what}}: must be the {{q.shape[0]{times}}} tokens of all ranks")"""
+_CU_SEQLENS = """\
+        cu_seqlens: [documents + 1], int32 or int64, on the CPU, the same on all ranks: where in
+            the whole sequence each document begins, and the end.""".split("\n")
+
+
 def _check_tensors(plan: Plan, layout: str) -> str:
     """The checks of dtypes, devices and shapes."""
-    b, s, h = outside.places(layout)
+    b, s, h, d = outside.places(layout)
     tokens = {name: held.length(plan, name) for name in "qkv"}
-    at = "::2" if (b, s) == (0, 2) else ":2"  # B and S
+    at = "::2" if (b, s) == (0, 2) else f":{h}" if layout == PACKED else ":2"  # B and S
     both = f"q.shape[{at}] == k.shape[{at}] == v.shape[{at}]"
     same = both if tokens["q"] == tokens["k"] else f"k.shape[{at}] == v.shape[{at}]"
     q, k, v = (
         outside.shape(layout, "B", tokens[x], *axes) for x, axes in zip("qkv", _HEADS, strict=True)
     )
     name = f"layout {layout}, " if exchanged(layout) else ""
+    count = d + 1
     lines = [
         _CHECK_DTYPES,
         *([] if plan.program.kernel == TRITON else [_CHECK_DTYPE_OF_ATEN]),
         _CHECK_DEVICES,
         f'    shapes = f"{name}q {{tuple(q.shape)}}, k {{tuple(k.shape)}}, v {{tuple(v.shape)}}"',
-        f"    if not q.ndim == k.ndim == v.ndim == 4 or not {same}:",
+        f"    if not q.ndim == k.ndim == v.ndim == {count} or not {same}:",
         f'        raise ValueError(f"{{shapes}}: must be {q}, {k}, {v}")',
     ]
     if same != both:
@@ -257,12 +292,13 @@ def _check_tensors(plan: Plan, layout: str) -> str:
             f'        raise ValueError(f"{{shapes}}: {words} have the N = {{WORLD_SIZE}} S tokens '
             'of all ranks")',
         ]
-    heads = _CHECK_HEADS.replace("shape[2]", f"shape[{h}]")
-    return "\n".join([*lines, heads, _CHECK_WIDTH])
+    at = {"shape[2]": f"shape[{h}]", "shape[3]": f"shape[{d}]"}
+    last = re.sub(r"shape\[[23]\]", lambda match: at[match[0]], f"{_CHECK_HEADS}\n{_CHECK_WIDTH}")
+    return "\n".join([*lines, last])
 
 
 def _check_sizes(plan: Plan, both: Both | None, layout: str) -> list[str]:
-    b, s, h = outside.places(layout)
+    b, s, h, _ = outside.places(layout)
     split, grouped, batch = (split_of(plan, axis, both) for axis in ("H", "G", "B"))
     chunks = local_multiple(plan)
     of = f"({grouped} * k.shape[{h}])" if grouped > 1 else f"k.shape[{h}]"

@@ -6,7 +6,7 @@ inside it, and `_tile_gradients` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, kernels, masks, walk, windows
+from mercurygen.emit import direct, kernels, masks, packed, walk, windows
 from mercurygen.emit.border import in_runs, is_striped, runs_argument, split_function
 from mercurygen.emit.gradient_kinds import straight_back
 from mercurygen.emit.levels import Level, Names, with_owner
@@ -48,6 +48,7 @@ class Gradients(Names):
         tensors = [*(self.staying if index else ()), *kernels.given(self.plan)]
         places = [f"{self.letters[dim]}: int" for dim in self.places(index)]
         groups = [f"{variable(dim)}: dist.ProcessGroup" for dim in self.groups(index)]
+        groups = [*(f"{x}: list[int]" for x in _borders(self.plan)), *groups]
         return [*(f"{x}: Tensor" for x in tensors), *places, *groups, *_scale(self.plan, True)]
 
     def groups(self, index: int) -> list[str]:
@@ -75,7 +76,8 @@ class Gradients(Names):
         tensors = [tiles.get(names[x], x) for x in kernels.given(self.plan)]
         places = [self.letters[dim] for dim in self.places(index + 1)]
         groups = [variable(dim) for dim in self.groups(index + 1)]
-        given = [*self.staying, *tensors, *places, *groups, *_scale(self.plan)]
+        given = [*self.staying, *tensors, *places, *_borders(self.plan), *groups]
+        given += _scale(self.plan)
         return f"{self.function(index + 1)}({', '.join(given)})"
 
 
@@ -89,9 +91,16 @@ def call(plan: Plan) -> str:
     """The call that gives dq, dk and dv."""
     if not needs_function(plan):
         mask = kernels.mask_argument(plan, plan.program.mask != "full")
+        mask += ", documents=(borders, borders)" if plan.program.documents else ""
         return f"_block_backward({', '.join(kernels.given(plan))}, scale, {mask})"
     groups = [variable(dim) for dim in Gradients(plan).groups(0)]
-    return f"_gradients({', '.join([*kernels.given(plan), *groups, *_scale(plan)])})"
+    given = [*kernels.given(plan), *_borders(plan), *groups, *_scale(plan)]
+    return f"_gradients({', '.join(given)})"
+
+
+def _borders(plan: Plan) -> list[str]:
+    """What the functions are given of packed documents."""
+    return ["borders"] if plan.program.documents else []
 
 
 def _scale(plan: Plan, typed: bool = False) -> list[str]:
@@ -286,6 +295,8 @@ def _body(names: Gradients, index: int) -> list[str]:
 def _blocks(names: Gradients, tensors: str) -> list[str]:
     """The blocks that the mask leaves, added up."""
     plan, every, form = names.plan, _every(names), masks.mask_form(names.plan)
+    if form == "documents":
+        return packed.gradients(plan, *map(names.slot, names.program.mask_axes))
     if form == "all":
         return kernels.added(plan, tensors, every, False)
     cut = {"q": "rows", "grad_out": "rows", "out": "rows", "k": "cols", "v": "cols"}

@@ -12,7 +12,8 @@ from mercurygen.emit.differentiable import Both
 from mercurygen.emit.entry import global_multiple, split_of
 from mercurygen.emit.needed import cut_outside, need_form
 from mercurygen.emit.words import arrangement, called, mib, times
-from mercurygen.ir.caller import INSIDE
+from mercurygen.ir.caller import INSIDE, PACKED
+from mercurygen.ir.documents import busiest
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.mesh import cover
 from mercurygen.ir.program import Tensor
@@ -51,8 +52,9 @@ def _title(schedule: Schedule) -> str:
     problem = schedule.problem
     kind = "multi-head" if problem.heads == problem.kv_heads else "grouped-query"
     kind = "multi-query" if problem.kv_heads == 1 < problem.heads else kind
+    packed = " of packed documents" if problem.documents else ""
     if problem.mask != "window":
-        return f"{'Causal' if problem.mask == 'causal' else 'Full'} {kind} attention"
+        return f"{'Causal' if problem.mask == 'causal' else 'Full'} {kind} attention{packed}"
     ahead = f", {problem.ahead} after it" if problem.ahead else ""
     seen = f"a query sees itself, {problem.window - 1} keys before{ahead}"
     return f"Windowed {kind} attention ({seen})"
@@ -264,7 +266,9 @@ def _order(plan: Plan) -> str:
         return ""
     if order.kind == "contiguous":
         text = f"Contiguous: the sequence is cut into {ranks} chunks and rank r owns chunk r."
-        if plan.program.mask == "causal" and plan.row_dims:
+        if plan.program.documents:
+            text += _evenness(plan)
+        elif plan.program.mask == "causal" and plan.row_dims:
             text += " Under the causal mask the last ranks have the most to do."
         if plan.program.mask == "window" and plan.row_dims:
             text += " Under the window the first rank has the least to do, the others all the same."
@@ -278,12 +282,30 @@ def _order(plan: Plan) -> str:
         "Zigzag over all ranks (as Megatron and torchtitan shard): the sequence is cut into "
         f"{2 * ranks} chunks and rank r owns chunks r and {2 * ranks - 1} - r."
     )
-    if plan.program.mask == "causal" and plan.row_dims:
+    if plan.program.documents:
+        text += _evenness(plan)
+    elif plan.program.mask == "causal" and plan.row_dims:
         text += (
             " What a rank works on then has an early and a late half, so that under the "
             "causal mask all do the same work."
         )
     return "\n".join(wrap(text, WIDTH))
+
+
+def _evenness(plan: Plan) -> str:
+    """How even the work of the ranks is, of the documents of the schedule."""
+    program, ranks = plan.program, plan.program.mesh.size
+    if not plan.row_dims:
+        return " Every rank works on all documents, with heads of its own."
+    causal, found = program.mask == "causal", []
+    for zigzag in (True, False):
+        if sum(program.documents) % (2 * ranks if zigzag else ranks) == 0:
+            most, mean = busiest(program.documents, ranks, zigzag, causal)
+            found.append(f"{most / mean:.3g} times the mean {'zigzag' if zigzag else 'contiguous'}")
+    return (
+        f" Of the documents above the busiest rank has {' and '.join(found)}, in pairs of queries "
+        "and keys; `imbalance` says it of others."
+    )
 
 
 def _shapes(plan: Plan) -> str:
@@ -313,6 +335,9 @@ def _outside(layout: str, plan: Plan, both: Both | None) -> str:
     """The caller's layout, if it is not the one inside, and what copies it makes necessary."""
     if layout == INSIDE:
         return ""
+    if layout == PACKED:
+        text = "q, k, v and out are [S, H, D] for the caller, [1, S, H, D] inside: B is 1."
+        return "\n".join(wrap(text, WIDTH))
     sent = outside.sent(plan)
     made = [_copies("a call", plan, sent, layout)]
     if both:

@@ -72,7 +72,7 @@ class Names:
         self.plan, self.program = plan, plan.program
         self.letters = letters(plan.program.mesh.dims)
         self.levels = levels(plan)
-        self.causal = plan.program.mask != "full"
+        self.causal = plan.program.mask != "full" or bool(plan.program.documents)
         self.raw = plan.nest.begin == "only"  # results are as the kernel leaves them
         self.rounded = self.raw and plan.program.kernel != TRITON  # of the inputs' dtype, strided
         self.trimmed = self.raw and self.causal
@@ -156,4 +156,5 @@ class Names:
 
 def with_owner(plan: Plan) -> bool:
     """Whether a walk says whose tile it yields."""
-    return plan.program.mask != "full" or any(x.home == "direct" for x in plan.nest.loops)
+    masked = plan.program.mask != "full" or bool(plan.program.documents)
+    return masked or any(x.home == "direct" for x in plan.nest.loops)

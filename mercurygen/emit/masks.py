@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Literal
 
-from mercurygen.emit import windows
+from mercurygen.emit import packed, windows
 from mercurygen.emit.loops import column_parts, part_counts, runs_of_chunk
 from mercurygen.emit.needed import need_form
 from mercurygen.emit.words import letters, variable
@@ -14,7 +14,7 @@ from mercurygen.ir.problem import ATTENTION
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import DIAGONAL, EVERY, Block, visible
 
-Form = Literal["all", "before", "halves", "stripes", "chunks"]
+Form = Literal["all", "before", "halves", "stripes", "chunks", "documents"]
 
 
 def mask_form(plan: Plan) -> Form:
@@ -23,8 +23,11 @@ def mask_form(plan: Plan) -> Form:
     "all": every tile whole. "before": tiles of earlier owners, whole. "halves": the early half
     of an earlier owner's tile; all of a later owner's, by our late half. "stripes": a causal
     square, of a later owner's tile below the diagonal. "chunks": by the numbers of its chunks.
+    "documents": by the documents that are packed (see `packed`).
     A closed form is used only where it is what `visible` says for every pair.
     """
+    if plan.program.documents:
+        return "documents"
     whole = plan.nest.begin == "only" and not any(loop.outputs for loop in plan.nest.loops)
     if plan.program.mask == "full" or whole:
         return "all"
@@ -70,6 +73,8 @@ def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]
 def visible_functions(plan: Plan) -> list[str]:
     """`_visible`, and `_chunks` where something goes by their numbers."""
     form = mask_form(plan)
+    if form == "documents":
+        return packed.functions(plan)
     if plan.program.mask == "window":
         texts = windows.visible(plan, form)
         listed = form == "chunks" or need_form(plan) == "chunks"

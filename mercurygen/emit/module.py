@@ -22,6 +22,7 @@ from mercurygen.emit import (
     operator_module,
     operator_refusals,
     outside,
+    packed,
     parts,
     refusals,
     results,
@@ -147,7 +148,8 @@ def refuse(
     """
     program = plan.program
     if program.operator in BACKWARD:
-        return _refused(gradient_kinds.not_emitted(plan) or refusals.border_not_emitted(plan))
+        what = packed.not_emitted(plan) or gradient_kinds.not_emitted(plan)
+        return _refused(what or refusals.border_not_emitted(plan))
     if program.kernel == OWN_BODY and operator is not None:
         return _refused(operator_refusals.not_emitted(plan, operator))
     for tensor in program.tensors:
@@ -208,7 +210,9 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
     placed = expects.placed(expected)
     sections = [_layout(plan, both, placed), *_work(plan)]
     triton = plan.program.kernel == TRITON
-    block = [kernels.forward(plan.program.kernel_options) if triton else kernels.block(plan)]
+    documents = plan.program.documents
+    aten = packed.block() if documents else [kernels.block(plan)]
+    block = [kernels.forward(plan.program.kernel_options)] if triton else aten
     if levels.merged(plan) or (plan.nest.begin != "only" and not triton):
         block.append(render("merge", blind_rows=levels.blind_rows(plan)))
     function = []
@@ -221,6 +225,7 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
         block += differentiable.kernel(both.backward)
     sections.append(("one block on one GPU", block))
     checks = [entry.check(plan, both, layout)]
+    checks += [render("packed_borders")] if documents else []
     if plan.program.mesh.dims:
         names = tuple(tensor.name for tensor in plan.program.inputs)
         whole = tuple(name for name in names if held.whole(plan.program, name))
@@ -230,7 +235,7 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
             "sliced": len(whole) < len(names),
             "of_slices": f'name not in "{"".join(whole)}" and ' if whole else "",
         }
-        checks.append(render("check_inputs", **values))
+        checks.append(render("packed_check_inputs" if documents else "check_inputs", **values))
     sections.append(("checks", checks))
     sections += expects.sections(expected, plan.program.mesh.size)
     sections.append(_self_check(plan, both, layout, placed))
@@ -241,20 +246,21 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
 def _layout(plan: Plan, both: Both | None, placed: bool = False) -> Section:
     """Which tokens a rank owns."""
     mesh, order = plan.program.mesh, plan.program.order
-    labels = []
-    if both and not held.whole(plan.program, "out"):
+    labels, documents = [], bool(plan.program.documents)
+    if both and not documents and not held.whole(plan.program, "out"):
         given = "mesh: DeviceMesh" if mesh.dims else "mesh: None = None"
         labels = [render("labels", mesh=given, ranks=mesh.size > 1)]
     if not mesh.dims:
         return "layout: one rank owns all tokens", [render("single"), *labels]
-    multiple, backward = entry.global_multiple(plan), not plan.program.ahead
+    multiple, ends = entry.global_multiple(plan), plan.program.mask != "full"
     values = {"world": mesh.size, "multiple": multiple}
-    values["backward"] = plan.program.mask != "full" and backward
+    values["backward"] = documents or (ends and not plan.program.ahead)
     values["chunks"] = order.chunks(mesh)
     values["whole"] = held.listed(held.all_whole(plan)) if held.all_whole(plan) else ""
     values |= {kind: order.kind == kind for kind in ("zigzag", "striped")}
     texts = [render("mesh", world=mesh.size, placed=placed), render("groups")]
     texts.append(render("layout", **values))
+    texts += packed.layout(plan) if documents else []
     return "layout: which tokens a rank owns", [*texts, *labels]
 
 
@@ -312,11 +318,11 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
     values["given"] = ", window=_TRIED" if window else ""
     tried = [render("tried", **values)] if window else []
     rows = batch if batch > 1 else 2
-    values |= outside.reference(layout, rows, seq, heads, split)
     values["mask"] = kernels.mask_argument(plan, causal or window).replace("window", "_TRIED")
     values["wide"] = plan.program.kernel == TRITON
     values["alone"] = kernels.alone(plan)
     if not mesh.dims:
+        values |= outside.reference(layout, rows, seq, heads, split)
         reference = render(
             reference_text,
             mesh_type="None",
@@ -326,21 +332,22 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
         check = render("self_check_single", **values)
         return "self-check: python NAME.py", [*tried, reference, check]
     where = {"mesh_type": "DeviceMesh", "device": "mesh.device_type"}
+    heading = f"self-check: torchrun on {mesh.size} ranks, with GPUs or without"
+    if plan.program.documents:
+        texts = packed.self_check(plan, seq, heads, split, train=both is not None)
+        return heading, [*texts, render("self_check", blind=False, blinds=True, placed=placed)]
+    values |= outside.reference(layout, rows, seq, heads, split)
     reference = render(reference_text, **where, **values)
     local = {t: seq if held.whole(plan.program, t) else seq // mesh.size for t in "qk"}
     others = not held.whole(plan.program, "k")  # a rank has keys of its own
-    values |= {"local": local["k"], "blind": others}
+    values |= {"local": local["k"], "blind": others, "blinds": others}
     values["kv_size"] = outside.sizes(layout, batch, local["k"], split, 16)
     values["queries_size"] = outside.sizes(layout, batch, local["q"], heads, 16)
     values["placed"] = placed
     values["sees"] = _sees(seq, window) if causal or window else ""
     values["all_seen"] = causal and local["q"] > local["k"]
     check = render("self_check", **values)
-    return f"self-check: torchrun on {mesh.size} ranks, with GPUs or without", [
-        *tried,
-        reference,
-        check,
-    ]
+    return heading, [*tried, reference, check]
 
 
 def _sees(seq: int, window: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, kernels, results, ring, walk, windows
+from mercurygen.emit import direct, kernels, packed, results, ring, walk, windows
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import partial
 from mercurygen.emit.loops import (
@@ -25,7 +25,8 @@ def group_dims(plan: Plan) -> tuple[str, ...]:
     if partial(plan):
         return tuple(results.group_dims(plan))
     stages = walking(plan) if part_counts(plan) else plan.nest.stages
-    rows = plan.row_dims if mask_form(plan) == "chunks" or not part_counts(plan) else ()
+    by_rows = mask_form(plan) in ("chunks", "documents")
+    rows = plan.row_dims if by_rows or not part_counts(plan) else ()
     return plan.program.mesh.in_order({*rows, *(stage.dim for stage in stages)})
 
 
@@ -45,11 +46,14 @@ def needs_attend(plan: Plan) -> bool:
 
 def attend_call(plan: Plan, tiles: str) -> str:
     """The call of the body on q, k and v."""
+    if not needs_attend(plan) and plan.program.documents:
+        return packed.whole_call(plan, tiles)
     if not needs_attend(plan):
         return kernels.call(plan, tiles, plan.program.mask != "full")
     groups = "".join(f", {variable(dim)}" for dim in group_dims(plan))
+    documents = ", borders" if plan.program.documents else ""
     more = windows.argument(plan) + (", i" if _rows_in_parts(plan) else "")
-    return f"_attend({tiles}{groups}, scale{more})"
+    return f"_attend({tiles}{documents}{groups}, scale{more})"
 
 
 def _rows_in_parts(plan: Plan) -> bool:
@@ -61,8 +65,9 @@ def attend(plan: Plan) -> str:
     """`_attend`: the body on every tile that comes by."""
     nest, form = plan.nest, mask_form(plan)
     groups = "".join(f", {variable(dim)}: dist.ProcessGroup" for dim in group_dims(plan))
+    documents = ", borders: list[int]" if form == "documents" else ""
     lines = [
-        f"def _attend(q: Tensor, k: Tensor, v: Tensor{groups}, scale: float"
+        f"def _attend(q: Tensor, k: Tensor, v: Tensor{documents}{groups}, scale: float"
         f"{windows.parameter(plan)}{', i: int' if _rows_in_parts(plan) else ''})"
         " -> tuple[Tensor, Tensor]:",
         '    """q [B, s, h, D], k [B, s, k, D], v [B, s, k, E] '
@@ -74,6 +79,8 @@ def attend(plan: Plan) -> str:
         tiles = f"_gather({tiles}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
     if leading(plan) and not walking(plan) and not part_counts(plan):
         lines.append(f"    k, v = {tiles}")
+    if form == "documents":
+        return "\n".join([*lines, *_of_documents(plan, tiles)])
     if nest.begin == "only":
         return "\n".join([*lines, *kernels.returned(plan, _held(plan))])
     if walking(plan):
@@ -96,6 +103,19 @@ def attend(plan: Plan) -> str:
         lines += [f"    mine = {mine}", "    size = q.shape[1] // len(mine)"]
     lines += _merges(plan, form)
     return "\n".join([*lines, *kernels.rounded(plan, _held(plan))])
+
+
+def _of_documents(plan: Plan, tiles: str) -> list[str]:
+    """The rest of the body on packed documents."""
+    if walking(plan):
+        lines = [
+            f"    tiles = {_walk_call(plan, tiles)}",
+            *packed.first(plan),
+            *packed.merges(plan),
+        ]
+    else:
+        lines = packed.gathered(plan, _empty())
+    return lines if plan.nest.begin == "only" else [*lines, *kernels.rounded(plan, _held(plan))]
 
 
 def _held(plan: Plan) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from mercurygen.emit import held
-from mercurygen.ir.caller import arranged, exchanged
+from mercurygen.ir.caller import PACKED, arranged, exchanged
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Batch, Collective
 from mercurygen.lower.plan import Plan
@@ -38,7 +38,6 @@ def sizes(layout: str, *each: object) -> str:
 def reference(layout: str, rows: int, seq: int, heads: int, kv_heads: int) -> dict[str, object]:
     """What the self-check's fixed texts need to know: sizes of its inputs, and how they lie."""
     pair, first, home = exchanged(layout), _TO_HEADS_FIRST[layout], _FROM_HEADS_FIRST[layout]
-    each = (("q", heads, 40), ("k", kv_heads, 40), ("v", kv_heads, 24))
     return {
         "rows": rows,
         "shape": shape(layout, *"BSHE"),
@@ -47,18 +46,30 @@ def reference(layout: str, rows: int, seq: int, heads: int, kv_heads: int) -> di
         "of_inputs": f"(x{first} for x in inputs)" if first else "inputs",
         "out": f"(scores.softmax(-1) @ v){home}" if home else "scores.softmax(-1) @ v",
         "any_size": _ANY_SIZE[layout],
-        **{f"{name}_size": sizes(layout, rows, seq, count, size) for name, count, size in each},
+        **{
+            f"{name}_size": sizes(layout, rows, seq, count, size)
+            for name, count, size in each(heads, kv_heads)
+        },
     }
 
 
-def places(layout: str) -> tuple[int, int, int]:
-    """Which dimensions of the caller's tensors are B, S and H."""
-    b, s, h, _ = arranged(layout, range(4))
-    return b, s, h
+def each(heads: int, kv_heads: int) -> tuple[tuple[str, int, int], ...]:
+    """The self-check's inputs: name, heads, head size."""
+    return ("q", heads, 40), ("k", kv_heads, 40), ("v", kv_heads, 24)
+
+
+def places(layout: str) -> tuple[int, int, int, int]:
+    """Which dimensions of the caller's tensors are B (if there is one), S, H and D."""
+    if layout == PACKED:
+        return 0, 0, 1, 2
+    b, s, h, d = arranged(layout, range(4))
+    return b, s, h, d
 
 
 def into(layout: str) -> list[str]:
     """The public function's line that makes [B, S, H, D] of what it is given."""
+    if layout == PACKED:
+        return ["q, k, v = (x.unsqueeze(0) for x in (q, k, v))  # [1, S, H, D] from here on"]
     if not (pair := exchanged(layout)):
         return []
     return [f"q, k, v = (x.transpose{pair} for x in (q, k, v))  # [B, S, H, D] from here on"]
@@ -66,7 +77,14 @@ def into(layout: str) -> list[str]:
 
 def back(layout: str) -> list[str]:
     """Its line that makes the caller's layout of out."""
+    if layout == PACKED:
+        return ["out = out.squeeze(0)"]
     return [f"out = out.transpose{pair}"] if (pair := exchanged(layout)) else []
+
+
+def lse(layout: str) -> str:
+    """`lse` as the caller has it, of one that is [B, H, S]."""
+    return "lse.squeeze(0)" if layout == PACKED else "lse"
 
 
 def sent(plan: Plan) -> tuple[Tensor, ...]:
@@ -85,7 +103,7 @@ def sent(plan: Plan) -> tuple[Tensor, ...]:
 
 def stays_dense(plan: Plan, tensor: Tensor, layout: str) -> bool:
     """Whether a tensor is dense in both orders: one of the two dimensions has one index."""
-    pair = exchanged(layout)
+    pair = exchanged(layout)  # of packed ones none
     return pair is None or any(prod(map(plan.program.extent, tensor.dims[i])) == 1 for i in pair)
 
 

@@ -16,7 +16,7 @@ from mercurygen.emit.kernels import mask_word
 from mercurygen.emit.matching import Matching
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.values import EXTERNALS, Storage, Tensor
-from mercurygen.ir.caller import arranged, exchanged
+from mercurygen.ir.caller import PACKED, arranged, exchanged
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.events import (
     Batch,
@@ -49,6 +49,7 @@ class Playback(Matching):
         return {
             "_autocast": lambda values: (values["q"], values["k"], values["v"]),
             "_check": lambda values: None,
+            "_borders": lambda values: [*self.plan.atoms.domain.borders],
             "_block_forward": self.triton if self.program.kernel == TRITON else self.aten,
             "_merge": lambda values: self.merge(**values),
             "_weigh": lambda values: self.weigh(**values),
@@ -62,7 +63,8 @@ class Playback(Matching):
         for name, number in self.trace.inputs.items():
             tensor = Tensor.new(self.local_shape(name), self.dtype, "input", sure=False)
             self.bound[number], tensor.storage.buffer = tensor.storage, number
-            tensors.append(tensor.transpose(*pair) if pair else tensor)
+            outside = tensor.transpose(*pair) if pair else tensor
+            tensors.append(outside.squeeze(0) if layout == PACKED else outside)
         head = self.program.extent(self.program.inputs[0].dims[3][0])
         self.scale = head**-0.5 if scale is None else scale
         return tensors
@@ -171,7 +173,7 @@ class Playback(Matching):
         sequence = self.program.sequence(declared)
         if block is not None and sequence:
             at = declared.dimension(sequence)
-            span = block[self.program.mask_axes.index(sequence)]
+            span = block.given(self.program.mask_axes.index(sequence))
             want[at] = tuple(want[at][0] + n for n in span)
         if tensor.cuts is None or list(tensor.cuts) != want:
             raise Complaint(f"part of {name}: the plan has {want}, the text {tensor.cuts}")
@@ -226,11 +228,22 @@ class Playback(Matching):
         """`_block_forward` of torch's kernel, which `_merge` may follow."""
         event = self.block(values)
         self.masked(event, values)
+        self.documents(event, values)
         shares = self.shares(values, self.dtype, sure=False)
         if not event.merge:
             return self.begins(event, shares)
         self.merging = event, [share.storage for share in shares]
         return shares
+
+    def documents(self, event: Kernel, values: dict[str, Any]) -> None:
+        """Which rows and columns of the block each packed document has."""
+        pieces = event.block.documents
+        if not pieces:
+            return
+        want = tuple([pieces[0][i][0], *(piece[i][1] for piece in pieces)] for i in (0, 1))
+        want = tuple([place - places[0] for place in places] for places in want)
+        one = ([0, values["q"].shape[1]], [0, values["k"].shape[1]])
+        self.same("documents", want, values["documents"] or one)
 
     def triton(self, values: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """`_block_forward` of the Triton kernel, which merges by itself."""

@@ -106,6 +106,7 @@ class BackwardPlayback(Playback):
         """`_block_backward` of torch's kernel, which `_add` may follow."""
         event, given = self.block_of(values)
         self.masked(event, given)
+        self.documents(event, given)
         shares = tuple(
             Tensor.new(given[tensor.name.removeprefix("d")].shape, self.dtype, "kernel", sure=False)
             for tensor in self.program.outputs

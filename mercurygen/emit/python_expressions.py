@@ -265,6 +265,9 @@ class Expressions(Bounded):
     def _ListComp(self, node: Any, scope: Scope) -> Any:
         return list(self._GeneratorExp(node, scope))
 
+    def _SetComp(self, node: Any, scope: Scope) -> Any:
+        return set(self._GeneratorExp(node, scope))
+
     def rounds(self, value: Any, loops: Any, items: Iterator[Any], scope: Scope) -> Iterator[Any]:
         """What a comprehension gives."""
         for item in items:

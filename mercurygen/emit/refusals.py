@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import border, levels, masks, results, ring
+from mercurygen.emit import border, levels, masks, packed, results, ring
 from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.needed import need_form
 from mercurygen.ir.kernel import TRITON
@@ -17,7 +17,7 @@ def not_emitted(plan: Plan) -> str | None:
         return f"operator {program.operator}"
     if program.order.kind == "striped" and "chunks" in (masks.mask_form(plan), need_form(plan)):
         return "stripes of one token that the mask cuts token by token"
-    what = ring.not_emitted(plan) or _of_window(plan)
+    what = packed.not_emitted(plan) or ring.not_emitted(plan) or _of_window(plan)
     if what is None:
         what = _of_tiles(plan) if plan.tiles else results.not_emitted(plan)
     if what is not None:

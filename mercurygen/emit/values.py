@@ -205,8 +205,17 @@ class Tensor(Host):
     def unsqueeze(self, dim: int) -> Tensor:
         """A new dimension of size 1; no copy."""
         dims = self.dims()
-        dims.insert(dim if dim >= 0 else dim + self.ndim + 1, (1, 1))
-        return self.view(dims)
+        dim = dim if dim >= 0 else dim + self.ndim + 1
+        dims.insert(dim, (1, 1))
+        view = self.view(dims)
+        if seen := self.seen:
+            base, cuts = ([*each] for each in seen)
+            base.insert(dim, 1)
+            cuts.insert(dim, (0, 1))
+            view.turned = tuple(base), tuple(cuts)
+            if view.turned[0] == view.storage.shape:  # in the order of the base again
+                view.base, view.cuts = view.turned
+        return view
 
     def squeeze(self, dim: int) -> Tensor:
         """Without a dimension of size 1; no copy."""

@@ -12,6 +12,7 @@ from functools import cached_property
 from math import lcm, prod
 
 from mercurygen.errors import InternalError
+from mercurygen.ir.documents import borders_of
 from mercurygen.ir.layout import Interleaving, Order, interleaving
 from mercurygen.ir.liveness import Liveness
 from mercurygen.ir.problem import ATTENTION
@@ -211,7 +212,9 @@ class Atoms:
         ahead = None if program.mask == "full" else program.ahead
         behind = program.window - 1 if program.mask == "window" else None
         striped = bool(self.striped)
-        return Liveness(program.mask, behind, ahead, striped, self.count[rows], widths)
+        borders = borders_of(program.documents) if program.documents else ()
+        count = self.count[rows]
+        return Liveness(program.mask, behind, ahead, striped, count, widths, borders)
 
     def length(self, axis: str, owned: tuple[int, ...]) -> int:
         """Indices of some atoms of an axis."""

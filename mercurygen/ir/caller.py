@@ -12,7 +12,10 @@ Each = TypeVar("Each")
 INSIDE = "bshd"
 LAYOUTS = (INSIDE, "bhsd", "sbhd")
 PACKED = "thd"
-_EXCHANGED: dict[str, tuple[int, int] | None] = {"bshd": None, "bhsd": (1, 2), "sbhd": (0, 1)}
+_EXCHANGED: dict[str, tuple[int, int] | None] = {
+    **{"bshd": None, "bhsd": (1, 2), "sbhd": (0, 1)},
+    PACKED: None,
+}
 
 
 def check_layout(layout: str) -> None:
@@ -26,7 +29,7 @@ def check_layout(layout: str) -> None:
     help = closest(layout, LAYOUTS)
     if layout == PACKED:
         known = ", ".join(LAYOUTS)
-        help = f"[T, H, D] is for packed documents, which there are not yet; known: {known}"
+        help = f"[T, H, D] is for packed documents: --packed, and no --layout; known: {known}"
     raise UserError("unknown-layout", f"layout {shorten(layout)!r} is not supported", help=help)
 
 
@@ -36,8 +39,13 @@ def exchanged(layout: str) -> tuple[int, int] | None:
 
 
 def arranged(layout: str, each: Sequence[Each]) -> list[Each]:
-    """What belongs to B, S, H and D, in the caller's order; the same back. Of lse: as it is."""
+    """What belongs to B, S, H and D, in the caller's order; the same back. Of lse: as it is.
+
+    Packed tensors have no B, nor has their lse.
+    """
     found = list(each)
+    if layout == PACKED:
+        return found[1:]
     if (pair := exchanged(layout)) and len(found) == 4:
         one, other = pair
         found[one], found[other] = found[other], found[one]

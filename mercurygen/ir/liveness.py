@@ -7,6 +7,7 @@ striped sequence, every n-th token.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ class Liveness:
         striped: whether atom a holds the tokens a, a + count, a + 2 count, ..., and not a run.
         count: atoms of the sequence.
         widths: tokens of the first atoms; those of all others repeat them.
+        borders: of packed documents, where each begins, and the end; of these only pairs within
+            one are live.
     """
 
     mask: str
@@ -31,6 +34,7 @@ class Liveness:
     striped: bool
     count: int
     widths: tuple[int, ...]
+    borders: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -82,6 +86,22 @@ class Liveness:
 
     def kind(self, row: int, column: int) -> str:
         """Of a pair of atoms: "full" (every pair live), "dead" (none), or "cut"."""
+        kind = self._kind(row, column)
+        if not self.borders or kind == "dead" or row == column and kind == "cut":
+            return kind
+        first, last = sorted((row, column))
+        if self._one_document(first * self.size, (last + 1) * self.size - 1):
+            return kind
+        if row == column or self._one_document((first + 1) * self.size - 1, last * self.size):
+            return "cut"
+        return "dead"
+
+    def _one_document(self, first: int, last: int) -> bool:
+        """Whether two positions, in order, are of one document."""
+        return bisect_right(self.borders, first) == bisect_right(self.borders, last)
+
+    def _kind(self, row: int, column: int) -> str:
+        """The same of tokens that are one document."""
         nearest, farthest = self._distances(row, column)
         before = self.behind is None or farthest <= self.behind
         after = self.ahead is None or nearest >= -self.ahead

@@ -50,6 +50,7 @@ class Domain:
             the width - 1 columns before it and some after it.
         width: of a window, else None.
         ahead: of a window, how many columns after itself a row sees.
+        borders: of packed documents, where each begins, and the end: only pairs of one are live.
 
     Raises:
         UserError: `dsl-mask`, for an unknown kind, or a width that does not go with it.
@@ -58,6 +59,7 @@ class Domain:
     kind: str
     width: int | None = None
     ahead: int = 0
+    borders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in DOMAINS:

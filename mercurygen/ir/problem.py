@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from math import isqrt
 
 from mercurygen.errors import UserError, closest, shorten
-from mercurygen.ir.caller import INSIDE, check_layout
+from mercurygen.ir.caller import INSIDE, PACKED, check_layout
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 MASKS = ("causal", "full")  # that need no width; the other is "window"
@@ -28,7 +28,9 @@ class Problem:
         v_head_dim: size of a value and output head.
         dtype: of the inputs and outputs; partial results are at least float32.
         mask: "causal", "full" or "window".
-        layout: of q, k, v and out as the caller holds them: one of `caller.LAYOUTS`.
+        layout: of q, k, v and out as the caller holds them: one of `caller.LAYOUTS`; of packed
+            documents `caller.PACKED`.
+        documents: lengths of packed documents, in their order; none: every sequence is one.
         window: of a window, its width without what is ahead: a row sees itself and the
             window - 1 before it.
         ahead: of a window, how many after itself a row sees.
@@ -43,6 +45,7 @@ class Problem:
     dtype: str = "bfloat16"
     mask: str = "causal"
     layout: str = INSIDE
+    documents: tuple[int, ...] = ()
     window: int | None = None
     ahead: int = 0
 
@@ -68,7 +71,10 @@ class Problem:
                 help=closest(self.mask, (*MASKS, "window")),
             )
         self._check_window()
-        check_layout(self.layout)
+        if self.documents:
+            self._check_documents()
+        else:
+            check_layout(self.layout)
         if self.heads % self.kv_heads:
             raise UserError(
                 "heads-not-grouped",
@@ -105,6 +111,25 @@ class Problem:
                 f"a window of {self.window} in a sequence of {self.seq} tokens keeps nothing out",
                 help=f"leave the window out: the mask is {same}",
             )
+
+    def _check_documents(self) -> None:
+        """Packed documents are all there is: of one sequence, one after the other."""
+        what = f"{len(self.documents)} documents"
+        wrong = [n for n in self.documents if not isinstance(n, int) or n < 1]
+        if wrong:
+            message = f"documents of length {shorten(str(wrong[0]))}: a document has a token"
+        elif sum(self.documents) != self.seq:
+            message = f"{what} have {sum(self.documents)} tokens, seq is {self.seq}"
+        elif self.batch != 1:
+            message = f"{what} in a batch of {self.batch}: they are packed into one sequence"
+        elif self.mask == "window":
+            message = f"{what} under a window: they go with the masks full and causal"
+        elif self.layout != PACKED:
+            message = f"{what} in layout {self.layout}: packed tensors are [T, H, D], {PACKED}"
+        else:
+            return
+        help = "lengths that add up to seq, batch=1, and no layout, as in `documents=4096,2048x2`"
+        raise UserError("bad-documents", message, help=help)
 
     @property
     def axes(self) -> dict[str, int]:
@@ -184,6 +209,11 @@ class Sizes:
     def axes(self) -> dict[str, int]:
         """Extent of every axis of the operator."""
         return dict(self.extents)
+
+    @property
+    def documents(self) -> tuple[int, ...]:
+        """Packed ones; only attention has any."""
+        return ()
 
     @property
     def layout(self) -> str:

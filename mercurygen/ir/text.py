@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from mercurygen.errors import Span, UserError
+from mercurygen.ir import documents
 from mercurygen.ir.kernel import shown
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.names import REPLICATED
@@ -72,6 +73,8 @@ def _show_mask(program: Program) -> Iterator[str]:
         width = "" if program.window is None else f" {program.window}"
         width += f" ahead {program.ahead}" if program.ahead else ""
         yield f"mask {program.mask}{width} over {_listed(program.mask_axes)}"
+    if program.documents:
+        yield f"documents {documents.show(program.documents)}"
 
 
 def _show_tensor(program: Program, tensor: Tensor) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from mercurygen.errors import UserError, closest, shorten
+from mercurygen.ir.documents import read as read_lengths
 from mercurygen.ir.kernel import Options, read_kernel
 from mercurygen.ir.layout import ORDERS, Order
 from mercurygen.ir.lexer import Line
@@ -55,6 +56,7 @@ class Reader:
         self.many("axis", self.read_axis)
         masks = self.many("mask", self.read_mask, most=1)
         mask, (window, ahead), mask_axes = masks[0] if masks else ("full", (None, 0), ())
+        documents = self.many("documents", self.read_documents, most=1)
         for role in ("input", "derived", "output"):
             self.many(role, lambda line, role=role: self.read_tensor(line, role))
         together = self.many("together", self.tensor_names)
@@ -88,6 +90,7 @@ class Reader:
             combines=tuple(combines),
             window=window,
             ahead=ahead,
+            documents=documents[0] if documents else (),
             loops=loops[0] if loops else (),
             body=body,
             joins=tuple(joins),
@@ -249,6 +252,16 @@ class Reader:
             message = "a mask is over two axes: its rows and its columns"
             raise UserError("syntax", message, span=line.span(start))
         return mask, (width, ahead), axes
+
+    def read_documents(self, line: Line) -> tuple[int, ...]:
+        """`documents 4096,128x3`."""
+        start = line.place
+        lengths = read_lengths(line.rest())
+        extents = {axis.extent for axis in self.axes}
+        if lengths is None or min(lengths) < 1 or sum(lengths) not in extents:
+            message = "expected lengths that add up to the sequence, as in `4096,128x3`"
+            raise UserError("syntax", message, span=line.span(start))
+        return lengths
 
     def read_tensor(self, line: Line, role: str) -> None:
         """`input q [B, S_q, H * G, D] pinned S_q over node and H over gpu`."""

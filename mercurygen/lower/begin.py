@@ -44,7 +44,8 @@ def begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
     if any(loop.walks for loop in loops[last:] if not loop.outputs):
         return "empty"  # what goes home is merged from several tiles
     trims = not walks and moving == 1 and all(loop.home != "relayed" for loop in loops)
-    return "only" if program.mask == "full" or (trims and worst <= 1) else "empty"
+    all_live = program.mask == "full" and not program.documents
+    return "only" if all_live or (trims and worst <= 1) else "empty"
 
 
 def _some_stay(program: Program, loops: tuple[Loop, ...]) -> bool:
@@ -118,6 +119,8 @@ def _covers(program: Program, block: Block, sizes: tuple[int, int]) -> bool:
 
     Of the Triton kernel, and of a window, also all columns: of these ranks have more and less.
     """
+    if block.documents and block.height < sizes[0]:
+        return False
     spans = zip(program.mask_axes, (block.rows, block.cols), sizes, strict=True)
     return all(
         span == (0, size)

@@ -156,13 +156,15 @@ class _Tiles:
 
 def _digits(program: Program, rows: tuple[str, ...], columns: tuple[str, ...]) -> Iterator[Digit]:
     """What tells pairs apart: nothing where every pair is live."""
-    compared = program.mask == "causal" and program.kernel != POSITIONS
-    for dim in program.order.dims if program.mask != "full" else ():
+    packed = bool(program.documents)  # of any lengths: every pair of tiles is another
+    masked = program.mask != "full" or packed
+    compared = program.mask == "causal" and program.kernel != POSITIONS and not packed
+    for dim in program.order.dims if masked else ():
         if dim in rows or dim in columns:
             yield Digit(dim, program.mesh.extent(dim), dim in rows, dim in columns, compared)
     for axis, ours in zip(program.mask_axes, (True, False), strict=True):
         parts = atoms_of(program).parts(axis)
-        if parts > 1 and program.mask != "full":
+        if parts > 1 and masked:
             yield Digit("", parts, ours, not ours, False)
 
 

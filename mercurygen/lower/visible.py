@@ -2,10 +2,11 @@
 
 A block is rows x columns of which row i sees the columns from i + low to i + high. Of a full or a
 causal mask a block has no such bounds, or is a square that the diagonal cuts (torch's kernel does
-nothing else on every device alike; the Triton kernel also does columns before that square with
-it); a tile is cut into such blocks, in row order. Of a window every run of rows with every run of
-columns is one block, without what no row sees and what sees nothing. An operator's own body masks
-by position: its tiles are only trimmed to what is live.
+nothing else on every device alike; the Triton kernel also does columns before that square with it,
+and so does the one for packed documents, which is told what of a block each has); a tile is cut
+into such blocks, in row order. Of a window every run of rows with every run of columns is one
+block, without what no row sees and what sees nothing. An operator's own body masks by position:
+its tiles are only trimmed to what is live.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.liveness import Liveness
+from mercurygen.lower.packed import Piece, gapless, pieces
 
 MOST_BLOCKS = 8  # of one tile: beyond that the kernel calls are too small
 POSITIONS = "body"  # the kernel that masks by position: the operator's own lines
@@ -34,22 +36,38 @@ class Block(NamedTuple):
         cols: (start, stop) among the tile's columns.
         band: which columns of the block a row of it sees.
         by_position: whether the body masks it, by global positions; then the band says nothing.
+        documents: of packed ones, what each has of the block; the kernel does no other pairs.
     """
 
     rows: tuple[int, int]
     cols: tuple[int, int]
     band: Band = EVERY
     by_position: bool = False
+    documents: tuple[Piece, ...] = ()
 
     @property
     def height(self) -> int:
-        """Rows."""
-        return self.rows[1] - self.rows[0]
+        """Rows that the kernel is given."""
+        start, stop = self.given(0)
+        return stop - start
 
     @property
     def width(self) -> int:
-        """Columns."""
-        return self.cols[1] - self.cols[0]
+        """Columns that the kernel is given."""
+        start, stop = self.given(1)
+        return stop - start
+
+    def given(self, axis: int) -> tuple[int, int]:
+        """Rows (0) or columns (1) of the tile that the kernel is given."""
+        start, stop = self[axis]
+        if not self.documents:
+            return start, stop
+        return start + self.documents[0][axis][0], start + self.documents[-1][axis][1]
+
+    @property
+    def causal(self) -> bool:
+        """Whether its last columns are its rows' own, which the diagonal cuts."""
+        return self.band[1] is not None
 
     @property
     def masked(self) -> bool:
@@ -59,6 +77,13 @@ class Block(NamedTuple):
     @property
     def pairs(self) -> int:
         """Live (query, key) pairs; of what is masked by position, all."""
+        if self.documents:  # the last columns of each are its rows' own
+            bands = (None, None)
+            pairs = 0
+            for height, width in sizes_of(self):
+                bands = (None, width - height) if self.causal else EVERY
+                pairs += band_pairs(height, width, bands)
+            return pairs
         return band_pairs(self.height, self.width, self.band)
 
 
@@ -92,6 +117,8 @@ def _visible(
 ) -> tuple[Block, ...] | str:
     if not rows or not cols:
         return ()
+    if domain.borders:
+        return _packed(domain, kernel, rows, cols)
     if domain.mask == "full":
         return (Block((0, domain.tokens(rows)), (0, domain.tokens(cols))),)
     if kernel == POSITIONS:
@@ -128,6 +155,29 @@ def _causal(
             blocks.append(Block(span, (ahead, end * size), DIAGONAL))
         first = last
     return tuple(blocks)
+
+
+def _packed(
+    domain: Liveness, kernel: str, rows: tuple[int, ...], cols: tuple[int, ...]
+) -> tuple[Block, ...] | str:
+    """Without documents, and then what they leave of each block."""
+    if kernel:
+        return "no kernel but torch's takes packed documents"
+    if domain.striped:
+        return "packed documents are runs of tokens: they are not dealt one by one"
+    if domain.mask == "full":
+        blocks = (Block((0, domain.tokens(rows)), (0, domain.tokens(cols))),)
+    else:
+        blocks = _causal(domain.size, rows, cols, joined=True)
+    found = []
+    for block in blocks:
+        spans = zip((rows, cols), block[:2], strict=True)
+        parts = pieces(domain, *(a[slice(*domain.touched(a, span))] for a, span in spans))
+        if not gapless(parts):
+            return "packed documents under a full mask are one block only of contiguous tokens"
+        if parts:
+            found.append(block._replace(documents=parts))
+    return tuple(found)
 
 
 def _striped(
@@ -227,6 +277,11 @@ def _trimmed(domain: Liveness, rows: tuple[int, ...], cols: tuple[int, ...]) -> 
     return (Block(*tokens, by_position=not whole),)
 
 
+def sizes_of(block: Block) -> tuple[tuple[int, int], ...]:
+    """Rows and columns, in tokens, of each packed document of a block."""
+    return tuple((r[1] - r[0], c[1] - c[0]) for r, c in block.documents)
+
+
 @lru_cache(maxsize=65536)
 def read_run(
     domain: Liveness, by_rows: bool, atoms: tuple[int, ...], others: tuple[int, ...]
@@ -239,7 +294,8 @@ def read_run(
         atoms: of the tile.
         others: atoms of the other axis that the rank works on.
     """
-    if domain.mask == "causal" and not domain.striped and others:  # as `domain.live` says
+    runs = domain.mask == "causal" and not domain.striped and not domain.borders
+    if runs and others:  # as `domain.live` says
         start = bisect_left(atoms, min(others)) if by_rows else 0
         stop = len(atoms) if by_rows else bisect_right(atoms, max(others))
         return (start, stop) if start < stop else (0, 0)

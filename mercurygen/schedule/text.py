@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from mercurygen.errors import Span, UserError, closest, printable, shorten
+from mercurygen.ir import documents
 from mercurygen.ir.caller import INSIDE, LAYOUTS, PACKED
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Link, Mesh, check_name
@@ -87,8 +88,9 @@ def show_problem(problem: Problem | Sizes) -> str:
     same = problem.v_head_dim == problem.head_dim
     names = [name for name in SIZES if name != "v_head_dim" or not same]
     sizes = _assigned((name, getattr(problem, name)) for name in names)
-    layout = [problem.layout] if problem.layout != INSIDE else []
-    return " ".join([*sizes, problem.dtype, *show_mask(problem), *layout])
+    layout = [problem.layout] if problem.layout not in (INSIDE, PACKED) else []
+    packed = [f"documents={documents.show(problem.documents)}"] if problem.documents else []
+    return " ".join([*sizes, problem.dtype, *show_mask(problem), *layout, *packed])
 
 
 def _assigned(sizes: Iterable[tuple[str, int]]) -> list[str]:
@@ -246,8 +248,12 @@ def _parse_problem(line: Line) -> Problem:
         elif key in WIDTHS:
             line.mark("=")
             values[key] = line.number_(WIDTHS[key])
+        elif key == "documents":
+            line.mark("=")
+            values |= {key: _parse_documents(line), "layout": PACKED}
         elif key == name:
-            help = closest(name, [*SIZES, *DTYPES, *MASKS, *WIDTHS, *LAYOUTS])
+            known = [*SIZES, *DTYPES, *MASKS, *WIDTHS, *LAYOUTS, "documents"]
+            help = closest(name, known)
             raise UserError(
                 "unknown-option", f"problem has no {name!r}", span=line.span(start), help=help
             )
@@ -266,6 +272,19 @@ def _parse_problem(line: Line) -> Problem:
         return Problem(**values)
     except UserError as error:
         raise error.at(line.span()) from None
+
+
+def _parse_documents(line: Line) -> tuple[int, ...]:
+    """`4096,128x3`: lengths of packed documents."""
+    start = line.place
+    found = documents.LENGTHS.match(line.text, start)
+    line.place = found.end() if found else start
+    lengths = documents.read(line.text[start : line.place])
+    if lengths is None:
+        help = f"at most {documents.MOST}, as in `documents=4096,128x3`"
+        message = "expected lengths of documents"
+        raise UserError("syntax", message, span=line.span(start), help=help)
+    return lengths
 
 
 def _parse_extents(line: Line) -> Sizes:

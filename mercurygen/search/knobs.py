@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from mercurygen.cost.topology import Level, Topology
+from mercurygen.errors import UserError
 from mercurygen.ir.problem import Problem
 
 FURTHEST = 4  # times as much, or as little
@@ -103,9 +104,16 @@ class Knob:
             found = _sizes(int(self.now))
             if self.name == "seq":  # whole tiles, in two parts each as zigzag has them
                 found = [n for n in found if n % (2 * prod(group)) == 0]
-        if up:
-            return tuple(n for n in found if self.now < n <= most)
-        return tuple(n for n in reversed(found) if self.now > n >= least)
+        side = [n for n in found if (self.now < n <= most if up else self.now > n >= least)]
+        return tuple(n for n in (side if up else reversed(side)) if self._legal(case, n))
+
+    def _legal(self, case: Case, value: float) -> bool:
+        """Whether the problem can have a value: the lengths of documents fix that of the whole."""
+        try:
+            self.on(case, value)
+        except UserError:
+            return False
+        return True
 
 
 _WORDS = {
@@ -134,7 +142,7 @@ def knobs(case: Case, group: tuple[int, ...], peak: int) -> tuple[Knob, ...]:
     found = [knob("bandwidth", x.name, "GB/s", _plain(x.bandwidth / 1e9)) for x in spanned]
     if spanned:
         found.append(knob("host", None, "us", _plain(gpu.host_transfer * 1e6)))
-    found.append(Knob("memory", None, "GiB", gib, (min(gib, peak / 2**30) * 0.9, gib)))
+    found.append(Knob("memory", None, "GiB", gib, (min(gib, peak / 2**30) * 0.8, gib)))
     found += [knob(n, None, "", getattr(problem, n)) for n in ("seq", "batch", "kv_heads")]
     return tuple(found)
 

@@ -54,7 +54,8 @@ def uses(
         if not set(plan.program.mask_axes) & set(tensor.dims[-1]):
             part, x = part[..., :1], x[..., :1]  # a head size is never cut: one is enough
         part, x = lies(part), lies(x)
-        part = part.transpose(1, 2).contiguous().transpose(1, 2)  # a view, as kernels return
+        dims = (1, 2) if part.ndim > 2 else (0, 1)
+        part = part.transpose(*dims).contiguous().transpose(*dims)  # a view, as kernels return
         yield Use("shard", name, (name, x), part)
         yield Use("unshard", name, (name, part), x)
     if plan.program.kernel == POSITIONS:

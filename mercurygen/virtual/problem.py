@@ -104,6 +104,14 @@ def _plan(program: Program) -> Plan:
     return plan
 
 
+def _lengths(tokens: int) -> tuple[int, ...]:
+    """Documents of some tokens: nearly half in one, then one, two, three, ..., and the rest."""
+    found = [tokens // 2 - 1]
+    while sum(found) + len(found) < tokens:
+        found.append(len(found))
+    return (*found, tokens - sum(found)) if sum(found) < tokens else tuple(found)
+
+
 def _problems(program: Program, problem: Problem, count: Mapping[str, int]) -> Iterator[Problem]:
     """Small ones first, then such that more divides.
 
@@ -117,11 +125,12 @@ def _problems(program: Program, problem: Problem, count: Mapping[str, int]) -> I
     alike = problem.heads == problem.kv_heads and count["G"] == 1
     for chunk, more in product((CHUNK, 4, 8, 16, 32), (2, 4, 8)):
         kv_heads = count["H"] * more  # more than one on a rank, or views of it are contiguous
-        seq = rows * chunk
+        packed, seq = bool(problem.documents), rows * chunk
         yield replace(
             problem,
-            batch=count["B"] * BATCH,
+            batch=1 if packed else count["B"] * BATCH,
             seq=seq,
+            documents=_lengths(seq) if packed else (),
             window=_window(problem, seq),
             ahead=min(problem.ahead, 1),
             kv_heads=kv_heads,

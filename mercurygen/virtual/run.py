@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mercurygen.check.tensors import held_by_caller
 from mercurygen.dsl.interpret import interpret
 from mercurygen.ir.caller import INSIDE
+from mercurygen.ir.documents import borders_of
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import Sizes
 from mercurygen.lower.plan import Plan
@@ -236,7 +237,7 @@ class Ranks:
                     own = [x.requires_grad_() for x in own]
             options = self.options(plan, trial)
             function = self.spaces[rank.number][program.operator]
-            got = function(*own, self.meshes[rank.number], **options)
+            got = function(*own, *borders(plan), self.meshes[rank.number], **options)
             results[rank.number] = got if isinstance(got, tuple) else (got,)
             with rank.silence():
                 for tensor, x, old in zip(program.inputs, own, before, strict=True):
@@ -292,6 +293,14 @@ class Ranks:
                     raise self.own(rank, "calls", words + "dimensions: one for each is enough")
 
         self.play(act)
+
+
+def borders(plan: Plan) -> list[Tensor]:
+    """What the operator takes beside its tensors: where packed documents begin, and the end."""
+    import torch
+
+    documents = plan.program.documents
+    return [torch.tensor(borders_of(documents))] if documents else []
 
 
 def own_lines(plan: Plan) -> bool:

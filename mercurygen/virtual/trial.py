@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mercurygen.ir.caller import exchanged
+from mercurygen.ir.caller import PACKED, exchanged
 from mercurygen.ir.operator import Domain
 from mercurygen.lower.plan import Plan
 
@@ -54,7 +54,9 @@ def domain(plan: Plan) -> Domain | None:
 
 
 def turned(layout: str, x: Tensor) -> Tensor:
-    """A view of q, k, v or out as a caller of this layout holds it; lse as it is."""
+    """A view of q, k, v or out as a caller of this layout holds it; lse as it is, if not packed."""
+    if layout == PACKED:
+        return x.squeeze(0)
     pair = exchanged(layout)
     return x.transpose(*pair) if pair and x.ndim == 4 else x
 
