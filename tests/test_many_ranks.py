@@ -158,5 +158,6 @@ def test_kinds_of_steps_are_those_of_every_class() -> None:
             blocks = visible(plan.atoms.domain, "aten", plan.rows(here), plan.columns(owner))
             less = [one.rows[0] if plan.atoms.striped else 0 for one in blocks]
             assert steps.kinds[kind] == tuple(
-                (one.height, one.width, one.band, n) for one, n in zip(blocks, less, strict=True)
+                (one.height, one.width, one.band, n, ())
+                for one, n in zip(blocks, less, strict=True)
             )

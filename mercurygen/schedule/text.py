@@ -223,10 +223,7 @@ def _parse_operator(line: Line) -> str:
     return name
 
 
-WIDTHS = {  # of a window, and what is expected
-    "window": "the width of the window",
-    "ahead": "how many keys after itself a query sees",
-}
+WIDTHS = ("window", "ahead")  # keys up to a query, and after it
 _KINDS = {
     **dict.fromkeys(DTYPES, "dtype"),
     **dict.fromkeys(MASKS, "mask"),
@@ -242,12 +239,9 @@ def _parse_problem(line: Line) -> Problem:
         key = _KINDS.get(name, name)
         if key in values:
             raise UserError("named-twice", f"{key} is given twice", span=line.span(start))
-        if key in SIZES:
+        if key in SIZES or key in WIDTHS:
             line.mark("=")
             values[key] = line.number_(f"the size {key}")
-        elif key in WIDTHS:
-            line.mark("=")
-            values[key] = line.number_(WIDTHS[key])
         elif key == "documents":
             line.mark("=")
             values |= {key: _parse_documents(line), "layout": PACKED}
@@ -260,10 +254,7 @@ def _parse_problem(line: Line) -> Problem:
         else:
             values[key] = name
     if "window" in values:
-        if "mask" in values:
-            message = f"a window beside the mask {values['mask']}"
-            raise UserError("named-twice", message, span=line.span())
-        values["mask"] = "window"
+        values.setdefault("mask", "window")  # beside another it is refused
     missing = [x for x in (*SIZES, "dtype", "mask") if x not in values and x != "v_head_dim"]
     if missing:
         raise line.error("header-incomplete", "the problem lacks " + ", ".join(missing))
