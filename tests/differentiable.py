@@ -37,7 +37,7 @@ from mercurygen import operators
 from mercurygen.cli.build import Lowered, plans_of
 from mercurygen.emit.module import emit
 from mercurygen.schedule.schedule import Schedule
-from mercurygen.schedule.text import parse
+from mercurygen.schedule.text import parse, show_mask
 
 _HEADER = """\
 operator attention
@@ -77,6 +77,7 @@ class Trained:
         sizes = {field: getattr(problem, field) for field in _SIZES}
         levels = " ".join(f"{x} wire 25GB/s" for x in self.mesh.split() or ["gpu=1"])
         group = self.mesh or "gpu=1"
+        sizes["mask"] = " ".join(show_mask(problem))
         text = _HEADER.format(levels=levels, group=group, mesh=self.mesh, **sizes)
         dims = ", ".join(each.partition("=")[0] for each in self.mesh.split())
         text += f"order S: {self.problem.order} over {dims}\n" if dims else ""
@@ -100,7 +101,7 @@ class Trained:
     @functools.cached_property
     def plain(self) -> str:
         """The module before black has formatted it, which takes longer than all the rest."""
-        with patch("mercurygen.emit.module._format", str):
+        with patch("mercurygen.emit.module.format_text", str):
             return Trained(self.mesh, self.forward, self.backward, self.problem, self.dtype).text
 
     @property
@@ -170,8 +171,11 @@ def one_device(
         delta = module._delta(grad, out)
         module._block_backward(grad, q, k, v, lse, delta, scale, grads, ahead)
         return [x.to(q.dtype) for x in (out, *grads)]
-    out, lse = module._block_forward(q, k, v, scale, problem.causal)
-    return [out, *module._block_backward(grad, q, k, v, out, lse, scale, problem.causal)]
+    mask: object = problem.causal
+    if problem.window is not None:
+        mask = (-problem.window[0], problem.window[1])
+    out, lse = module._block_forward(q, k, v, scale, mask)
+    return [out, *module._block_backward(grad, q, k, v, out, lse, scale, mask)]
 
 
 def compare(case: Case, got: list[Tensor], problem: Problem, dtype: torch.dtype) -> float:

@@ -53,7 +53,7 @@ class Emitted:
     def text(self) -> str:
         """The module; of schedules that differ in sizes only, the one that was first asked for."""
         schedule, problem = self.schedule, self.schedule.problem
-        mask = problem.mask, bool(problem.documents)
+        mask = problem.mask, problem.window, problem.ahead, bool(problem.documents)
         key = schedule.mesh, schedule.directives, mask, schedule.group, schedule.target
         if key not in _TEXTS:
             _TEXTS[key] = self.emit()
@@ -102,7 +102,9 @@ def problem_of(problem: numeric_cases.Problem, dtype: str = "bfloat16") -> Probl
         head_dim=problem.head_dim,
         v_head_dim=problem.value_dim or problem.head_dim,
         dtype=dtype,
-        mask="causal" if problem.causal else "full",
+        mask="window" if problem.window else "causal" if problem.causal else "full",
+        window=problem.window[0] + 1 if problem.window else None,
+        ahead=problem.window[1] if problem.window else 0,
     )
 
 

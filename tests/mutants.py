@@ -35,6 +35,7 @@ from mercurygen.lower.events import (
     Weigh,
 )
 from mercurygen.lower.plan import Plan
+from mercurygen.lower.visible import DIAGONAL, EVERY, Block, trimmed
 
 Traces = tuple[Trace, ...]
 CUT = (Cut, Put, Merge)
@@ -325,19 +326,37 @@ def of_kernels(plan: Plan, traces: Traces, rank: int) -> Iterator[Mutant]:
                         "wrong cut of an operand", LINEAGE, become(replace(k, **{name: new}))
                     )
         if k.block is not None:
-            (top, end), (left, right), causal, below = k.block
+            (top, end), (left, right), (low, high), by_position = k.block
             for name, block in (
                 ("shifted block", k.block._replace(cols=(left + 1, right + 1))),
                 ("shifted block", k.block._replace(rows=(top + 1, end + 1))),
                 ("narrower block", k.block._replace(cols=(left, right - 1))),
                 ("lower block", k.block._replace(rows=(top, end - 1))),
                 ("wider block", k.block._replace(cols=(left, right + 1))),
-                ("wrong causal flag", k.block._replace(causal=not causal)),
-                ("wrong diagonal", k.block._replace(below=not below)),
+                ("masked or not", masked_or_not(k.block, plan)),
+                ("wrong diagonal", k.block._replace(band=(low, (high or 0) + 1))),
+                ("wrong diagonal", k.block._replace(band=((low or 0) - 1, high))),
             ):
-                if plan.program.kernel == "body" and name == "wrong causal flag" and not causal:
-                    continue  # to mask what the mask leaves whole does nothing
+                if same_pairs(k.block, block):
+                    continue
                 yield Mutant(name, LINEAGE, become(replace(k, block=block)))
+
+
+def masked_or_not(block: Block, plan: Plan) -> Block:
+    """A block without its mask, or with one; to mask by position what is whole does nothing."""
+    if plan.program.kernel == "body":
+        return block._replace(by_position=False)
+    return block._replace(band=DIAGONAL if block.band == EVERY else EVERY)
+
+
+def same_pairs(block: Block, other: Block) -> bool:
+    """Whether a band says the same of these rows and columns, or nothing at all."""
+    return block[:2] == other[:2] and (
+        (block.by_position and other.by_position)
+        or trimmed(block.height, block.width, block.band)
+        == trimmed(other.height, other.width, other.band)
+        and block.by_position == other.by_position
+    )
 
 
 def shifted(cuts) -> Iterator[tuple]:

@@ -58,9 +58,12 @@ class Problem:
     order: str = "zigzag"
     scale: float | None = None
     seed: int = 20
+    window: tuple[int, int] | None = None  # keys before and after a query
 
     @property
     def mask(self) -> reference.Mask:
+        if self.window is not None:
+            return reference.window(*self.window)
         return reference.causal if self.causal else reference.full
 
     def inputs(self, dtype: torch.dtype) -> list[Tensor]:
@@ -170,7 +173,9 @@ def compare(
     held = {name: held_tokens(module, mesh, problem, name) for name in module.PLACEMENTS}
     q, k, v = (x.index_select(1, held[name]) for name, x in zip("qkv", inputs, strict=True))
     before = [x.clone() for x in (q, k, v)]
-    options = {"scale": problem.scale, "seq": problem.seq}
+    options: dict[str, Any] = {"scale": problem.scale, "seq": problem.seq}
+    if problem.window is not None:
+        options["window"] = problem.window
     out, lse = module.attention(q, k, v, mesh, **options, return_lse=True)
     rows = held["out"]
     want_out, want_lse = reference.attention(

@@ -18,7 +18,6 @@ from mercurygen.check.interpret import run_traces
 from mercurygen.check.tensors import cut_whole, join_axes
 from mercurygen.dsl.interpret import interpret
 from mercurygen.errors import Refusal
-from mercurygen.ir.documents import borders_of
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Link, Mesh
 from mercurygen.ir.operator import Domain, Operator
@@ -65,14 +64,16 @@ class Named(NamedTuple):
 
 
 def problem_of(operator: str, mask: str = "causal", **changes: int) -> Problem | Sizes:
-    """Small sizes; `window` is the width of a window mask."""
-    window = changes.pop("window", None)
+    """Small sizes; `window` is the width of a window mask, `ahead` what it has after a query."""
+    window, ahead = changes.pop("window", None), changes.pop("ahead", 0)
     if operator in EXTENTS:
         extents = tuple((dict(EXTENTS[operator]) | changes).items())
         if operator != "smooth":
             return Sizes(extents, "float64")
         return Sizes(extents, "float64", "window" if window else mask, window)
     sizes = dict(batch=2, seq=48, heads=12, kv_heads=6, head_dim=5, v_head_dim=7) | changes
+    if window:
+        return Problem(**sizes, dtype="float64", mask="window", window=window, ahead=ahead)
     return Problem(**sizes, dtype="float64", mask=mask)
 
 
@@ -114,17 +115,13 @@ def plan_of(operator: str, problem: Problem | Sizes, mesh: str, body: str) -> Pl
 # --- as on one device ---------------------------------------------------------------------------
 
 
-def domain_of(program: Program) -> Domain | str | None:
+def domain_of(program: Program) -> Domain | None:
     """The mask of a program, as the operator takes it."""
-    if not program.mask_axes:
-        return None
-    if program.documents:
-        return Domain(program.mask, borders=borders_of(program.documents))
-    return Domain("window", program.window) if program.mask == "window" else program.mask
+    return program.domain
 
 
 @cache
-def wanted(operator: str, extents: tuple, mask: Domain | str | None, seed: int) -> tuple:
+def wanted(operator: str, extents: tuple, mask: Domain | None, seed: int) -> tuple:
     """Inputs in float64, and the outputs that the operator gives on one device."""
     op, sizes = OPERATORS[operator], dict(extents)
     generator = torch.Generator().manual_seed(seed)

@@ -23,6 +23,11 @@ def causal(q: Tensor, k: Tensor) -> Tensor:
     return k <= q
 
 
+def window(before: int, after: int) -> Mask:
+    """A query sees so many keys before and after its own position, and that."""
+    return lambda q, k: (k >= q - before) & (k <= q + after)
+
+
 def attention(
     q: Tensor,
     k: Tensor,

@@ -20,6 +20,7 @@ from mercurygen.cost.simulate import distinct_ranks, simulate
 from mercurygen.cost.topology import load
 from mercurygen.ir.mesh import Link
 from mercurygen.lower.trace import trace
+from mercurygen.lower.visible import DIAGONAL, EVERY
 from mercurygen.operators import load as load_operator
 
 SEED = int(os.environ.get("MERCURYGEN_SEED", "20260731"))
@@ -170,7 +171,7 @@ def test_gradient_does_five_products_for_two() -> None:
         kernels = Kernels(plan, load("h100x8").gpu, operator)
         given = {**plan.program.extents, "S_q": 2**15, "S_kv": 2**15, "D": 8, "D_v": 8}
         extents = tuple(given[axis.name] for axis in plan.program.axes)
-        spent[name] = kernels.call(extents, True, False)[0]
+        spent[name] = kernels.call(extents, DIAGONAL, False)[0]
     gpu, scores = load("h100x8").gpu, {}
     for name, products, efficiency, start, tail in (
         ("attention", 2, gpu.attention_efficiency, gpu.block_start, gpu.causal_tail),
@@ -203,6 +204,6 @@ def test_a_matmul_takes_its_flops() -> None:
     kernels = Kernels(plan, gpu, operator)
     n = 2**14
     flops = 2 * n**3
-    assert kernels.call((n, n, n), False, False)[0] == pytest.approx(
+    assert kernels.call((n, n, n), EVERY, False)[0] == pytest.approx(
         flops / (gpu.matmul_flops_32 * gpu.matmul_efficiency)
     )

@@ -21,9 +21,7 @@ from mercurygen.ir.problem import Problem
 from mercurygen.lower.events import Kernel
 from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.sizes import extent_of
 from mercurygen.lower.trace import trace
-from mercurygen.lower.visible import live_pairs
 from mercurygen.operators import load
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.schedule import Schedule, Target
@@ -110,7 +108,7 @@ def pairs_of_a_head(plan: Plan, played) -> Fraction:
     for event in played.events:
         if isinstance(event, Kernel):
             rows = [event.extents[names.index(axis)] for axis in ("B", "H", "G")]
-            found += live_pairs(event.block, plan.chunk) * prod(rows)
+            found += event.block.pairs * prod(rows)
     dims = [dim for axis in ("B", "H", "G") for dim in program.parallel_dims(axis)]
     every = prod(program.extent(axis) for axis in ("B", "H", "G"))
     return found / (every // prod(program.mesh.extent(dim) for dim in dims))
@@ -165,7 +163,7 @@ def check_blocks(text: str, plan: Plan, traces: list) -> None:
             column += cells * (int(last or first) - int(first) + 1)
     for rank, column in zip(ranks, columns, strict=True):
         blocks = [e.block for e in traces[rank].events if isinstance(e, Kernel)]
-        want = ["{}x{}".format(*extent_of(b, plan)) + "d" * b.causal for b in blocks]
+        want = [f"{b.height}x{b.width}" + "d" * b.masked for b in blocks]
         if not any("more" in cell for cell in column):
             assert column == want
 

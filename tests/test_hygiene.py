@@ -48,7 +48,7 @@ LONGER_TEMPLATES = {
     "triton_forward.py.j2": 190,
     "triton_backward.py.j2": 280,
 }
-ALL_TEMPLATES = 2700
+ALL_TEMPLATES = 2800
 
 # `mercurygen verify` runs the module that it is given, on processes of its own: its purpose.
 # `build` compiles what was emitted, and runs nothing of it.

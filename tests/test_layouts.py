@@ -89,7 +89,7 @@ class Held:
     def text(self) -> str:
         """The module, before black has formatted it."""
         forward, backward = plans_of(self.schedule)
-        with patch("mercurygen.emit.module._format", str):
+        with patch("mercurygen.emit.module.format_text", str):
             return emit(
                 forward.schedule, forward.plan, "tested", ATTENTION, backward and backward.plan
             )

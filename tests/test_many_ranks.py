@@ -18,7 +18,7 @@ from mercurygen.ir.mesh import Dim, Mesh
 from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.lower.cuts import Cuts
 from mercurygen.lower.lower import lower
-from mercurygen.lower.visible import NotCuttable, tokens_of, visible
+from mercurygen.lower.visible import NotCuttable, visible
 from mercurygen.operators import load as load_operator
 from mercurygen.schedule.apply import attempt, start
 from mercurygen.schedule.directives import Along, Parallelize, Patch, Shard, Shift
@@ -158,7 +158,8 @@ def test_kinds_of_steps_are_those_of_every_class() -> None:
             here = mesh.coordinate(rank)
             owner = {"a": (here["a"] - a) % 3, "b": (here["b"] - b) % 4}
             blocks = visible(plan.atoms.domain, "aten", plan.rows(here), plan.columns(owner))
-            size = plan.chunk
+            less = [one.rows[0] if plan.atoms.striped else 0 for one in blocks]
             assert steps.kinds[kind] == tuple(
-                (*tokens_of(one, size), one.causal, int(one.below), ()) for one in blocks
+                (one.height, one.width, one.band, n, ())
+                for one, n in zip(blocks, less, strict=True)
             )

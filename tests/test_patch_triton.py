@@ -21,7 +21,7 @@ from mercurygen.ir.text import parse as parse_program
 from mercurygen.ir.text import show as show_program
 from mercurygen.lower.events import Cast, Kernel
 from mercurygen.lower.trace import trace
-from mercurygen.lower.visible import live_pairs
+from mercurygen.lower.visible import DIAGONAL
 from mercurygen.schedule.apply import apply
 from mercurygen.schedule.directive_text import parse_directive
 from mercurygen.virtual.run import play
@@ -136,10 +136,9 @@ def test_right(name: str) -> None:
 def test_columns_before_the_square_are_one_block_with_it() -> None:
     """A gathered tile is two blocks, of a rank's two chunks; for torch's kernel it is four."""
     for kernel, most in (("triton", 2), ("aten", 4)):
-        plan = module("all-gather", kernel).plan
         calls = kernels(module("all-gather", kernel), 1)
         assert len(calls) == most and all(call.merge for call in calls)
-        pairs = sum(live_pairs(call.block, plan.chunk) for call in calls)
+        pairs = sum(call.block.pairs for call in calls)
         assert pairs == sum(60 * 60 * n + 60 * 61 // 2 for n in (1, 6))
 
 
@@ -160,7 +159,7 @@ def test_price() -> None:
     gpu = network.topology.gpu
     large = {"B": 1, "H": 8, "G": 2, "S_q": 16384, "S_kv": 16384, "D": 24, "D_v": 24}
     extents = tuple(large[axis.name] for axis in ours.plan.program.axes)
-    one, other = (Kernels(x.plan, gpu).call(extents, True, True) for x in (ours, atens))
+    one, other = (Kernels(x.plan, gpu).call(extents, DIAGONAL, True) for x in (ours, atens))
     assert one[0] == pytest.approx(other[0]) and one[1] == 0 < other[1]
     assert simulate(ours.plan, network).time < simulate(atens.plan, network).time
 

@@ -33,6 +33,7 @@ from mercurygen.ir.kernel import DEFAULTS
 from mercurygen.ir.problem import Problem as Parameters
 from mercurygen.lower.events import Derive, Fill, Kernel
 from mercurygen.lower.trace import trace
+from mercurygen.lower.visible import EVERY
 from mercurygen.schedule.directives import Patch
 from mercurygen.search.search import search
 
@@ -200,7 +201,7 @@ def test_price() -> None:
         kernels = Kernels(plan, gpu)
         kernels.width, kernels.sizes = 128, (128, 128)
         extents = tuple(large[axis.name] for axis in plan.program.axes)
-        prices.append(kernels.call(extents, False, True))
+        prices.append(kernels.call(extents, EVERY, True))
     (ours, copies, *_), (atens, merges, *_) = prices
     assert 1.4 <= ours / atens < 1.5 and copies == 0 < merges
 
@@ -213,7 +214,8 @@ def test_columns_before_the_square_cost_whole() -> None:
 
     def seconds(rows: int, cols: int, causal: bool) -> float:
         extents = tuple((sizes | {"S_q": rows, "S_kv": cols}).values())
-        return kernels.call(extents, causal, True)[0]
+        band = (None, cols - rows) if causal else EVERY
+        return kernels.call(extents, band, True)[0]
 
     parts = seconds(8192, 65536 - 8192, False) + seconds(8192, 8192, True)
     assert seconds(8192, 65536, True) == pytest.approx(parts, rel=0.01)

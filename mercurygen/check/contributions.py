@@ -21,7 +21,7 @@ class Contributions(Transfers):
             self.fail(f"the body is of {names}")
         lists: dict[str, tuple[int, ...]] = {}
         for operand, tensor in zip(event.inputs, self.reads, strict=True):
-            content = self.within(self.part(operand, tensor), event)
+            content = self.part(operand, tensor)
             for axis, atoms in zip(content.axes, content.region, strict=True):
                 if lists.setdefault(axis, atoms) != atoms:
                     self.fail(f"{content} has {axis} {brief(atoms)}, others {brief(lists[axis])}")
@@ -30,16 +30,17 @@ class Contributions(Transfers):
                 self.fail(f"{axis} {brief(atoms)} is not in global order")
         self.masked(event, lists)
         self.sized(event, lists)
+        lists |= {axis: lists[axis][slice(*run)] for axis, run in self.touched(event, lists)}
         for operand, tensor in zip(event.outputs, self.writes, strict=True):
             self.contribute(event, operand, tensor, lists)
 
-    def within(self, content: Content, event: Kernel) -> Content:
-        """A content cut to the block, along the axes of the mask."""
+    def touched(self, event: Kernel, lists: dict) -> list[tuple[str, tuple[int, int]]]:
+        """Per axis of the mask the run of an operand's atoms that the block has tokens of."""
         if event.block is None:
-            return content
-        rows, cols = self.program.mask_axes
-        block = ((rows, *event.block.rows), (cols, *event.block.cols))
-        return take(content, self.places(content, block))
+            return []
+        live, spans = self.space.liveness, event.block[:2]
+        pairs = zip(self.program.mask_axes, spans, strict=True)
+        return [(axis, live.touched(lists[axis], span)) for axis, span in pairs if axis in lists]
 
     def part(self, operand: Operand, tensor: Tensor) -> Content:
         """What a kernel reads as an input."""
@@ -59,7 +60,7 @@ class Contributions(Transfers):
     def sized(self, event: Kernel, lists: dict[str, tuple[int, ...]]) -> None:
         """The call is as large, and needs as much memory beside its operands, as it says."""
         extents = {
-            axis.name: len(lists.get(axis.name, (0,))) * axis.extent // self.space.count[axis.name]
+            axis.name: self.plan.atoms.length(axis.name, lists.get(axis.name, (0,)))
             for axis in self.program.axes
         }
         extents = with_block(self.plan, extents, event.block)
@@ -73,9 +74,9 @@ class Contributions(Transfers):
         """Add a block's share to an output; nothing of it may be there already."""
         buffer, here = operand.buffer, self.here
         block = event.block
-        causal = block is not None and (block.causal or bool(block.documents))
+        masked = block is not None and (block.masked or bool(block.documents))
         region = tuple(lists.get(axis, (0,)) for axis in tensor.axes)
-        shares = self.space.shares(tensor, region, lists, causal)
+        shares = self.space.shares(tensor, region, lists, masked)
         words = label(self.traces[self.rank], buffer)
         if not event.merge:
             if here[buffer] is not None:
@@ -84,13 +85,13 @@ class Contributions(Transfers):
             return
         whole = self.output(buffer, tensor)
         places = self.places(whole, operand.cuts)
-        if event.block is not None:
-            rows, cols = self.program.mask_axes
-            for axis, (start, stop) in ((rows, event.block.rows), (cols, event.block.cols)):
-                if axis in tensor.axes:
-                    index = tensor.axes.index(axis)
-                    run = places[index][start:stop]
-                    places = (*places[:index], run, *places[index + 1 :])
+        held = {
+            axis: tuple([atoms[i] for i in at])
+            for axis, atoms, at in zip(whole.axes, whole.region, places, strict=True)
+        }
+        for axis, run in self.touched(event, held):
+            index = tensor.axes.index(axis)
+            places = (*places[:index], places[index][slice(*run)], *places[index + 1 :])
         self.add(buffer, whole, places, region, shares)
 
     # --- partial results ------------------------------------------------------------------------

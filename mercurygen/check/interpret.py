@@ -26,7 +26,6 @@ from mercurygen.check.tensors import (
     view,
 )
 from mercurygen.dsl.interpret import derive, interpret
-from mercurygen.ir.documents import borders_of
 from mercurygen.ir.operator import Domain, Operator
 from mercurygen.lower.events import (
     Batch,
@@ -156,10 +155,7 @@ class _Player(Ranks):
             regions |= dict(zip(held.axes, held.region, strict=True))
         data = derive(self.operator, tensor.name, given, self.scalars)
         region = tuple(regions[axis] for axis in tensor.axes)
-        sizes = {
-            axis: len(atoms) * self.program.extent(axis) // self.atoms.count[axis]
-            for axis, atoms in regions.items()
-        }
+        sizes = {axis: self.atoms.length(axis, atoms) for axis, atoms in regions.items()}
         self.here[output] = Held(tensor, split_axes(tensor, data, sizes.__getitem__), region)
 
     # --- the body -------------------------------------------------------------------------------
@@ -167,19 +163,18 @@ class _Player(Ranks):
     def operand(self, operand: Operand, event: Kernel) -> Held:
         """A view of an operand, cut to the block."""
         held = self.held(operand.buffer)
-        held = view(held, cut_places(held, operand.cuts))
-        if event.block is None:
-            return held
-        rows, columns = self.program.mask_axes
-        cuts = ((rows, *event.block.rows), (columns, *event.block.cols))
-        held = view(held, cut_places(held, cuts))
-        if self.own is None or not event.block.below:
-            return held
-        for number, axis in enumerate(held.axes):  # all rows but the first, columns but the last
-            if axis in (rows, columns):
-                size = held.data.shape[number] - 1
-                held = replace(held, data=held.data.narrow(number, int(axis == rows), size))
-        return held
+        held = view(self.atoms, held, cut_places(held, operand.cuts))
+        if event.block is None or (self.own is None and self.atoms.domain.striped):
+            return held  # of stripes the operator masks all tokens by position
+        spans = dict(zip(self.program.mask_axes, event.block[:2], strict=True))
+        data, region = held.data, list(held.region)
+        for number, axis in enumerate(held.axes):
+            if axis in spans:
+                start, stop = spans[axis]
+                data = data.narrow(number, start, stop - start)
+                touched = self.atoms.domain.touched(region[number], spans[axis])
+                region[number] = region[number][slice(*touched)]
+        return Held(held.tensor, data, tuple(region))
 
     def kernel(self, event: Kernel) -> None:
         """The operator on one block: what the mask leaves of it, or all of its pairs."""
@@ -192,7 +187,7 @@ class _Player(Ranks):
             for axis, atoms, size in zip(held.axes, held.region, held.data.shape, strict=True):
                 regions[axis], sizes[axis] = atoms, size
         if self.own is not None:
-            shares = self.own.block(given, event.block is not None and event.block.causal)
+            shares = self.own.block(given, event.block is not None and event.block.masked)
         else:
             shares = interpret(
                 self.body,
@@ -230,12 +225,8 @@ class _Player(Ranks):
         if event.block is None:
             return None
         if self.program.documents:
-            return Domain(self.program.mask, borders=borders_of(self.program.documents))
-        if not event.block.causal:
-            return "full"
-        if self.program.mask == "window":
-            return Domain("window", self.program.window)
-        return self.program.mask
+            return self.program.domain
+        return self.program.domain if event.block.masked else "full"
 
     # --- partial results ------------------------------------------------------------------------
 
@@ -245,7 +236,7 @@ class _Player(Ranks):
         for source, target in zip(event.sources, event.targets, strict=True):
             part = self.held(source) if event.part is None else self.parts(source)[event.part]
             whole = self.held(target)
-            state = view(whole, cut_places(whole, event.cuts))
+            state = view(self.atoms, whole, cut_places(whole, event.cuts))
             if (state.tensor, state.region) != (part.tensor, part.region):
                 raise self.fail(f"merges {part.tensor.name} of other cells")
             states[part.tensor.name], shares[part.tensor.name] = state, part.data

@@ -171,20 +171,21 @@ class Ranks:
         match event:
             case Pack(source, target, axis, join, part):
                 mixed = self.striped(axis)
-                here[target] = pack(self.held(source), axis, join, part, mixed)
+                here[target] = pack(self.atoms, self.held(source), axis, join, part, mixed)
             case Unpack(source, target, axis, join, into=False):
-                here[target] = unpack(self.parts(source), axis, join, self.striped(axis))
+                mixed = self.striped(axis)
+                here[target] = unpack(self.atoms, self.parts(source), axis, join, mixed)
             case Unpack(source, target, axis, join, part):
                 whole = self.started(target)
                 for rank, piece in enumerate(self.parts(source)):
-                    put_part(whole, piece, axis, join, rank, part)
+                    put_part(self.atoms, whole, piece, axis, join, rank, part)
             case Cut(source, target, cuts):
                 here[target] = snapshot(
-                    view(self.held(source), cut_places(self.held(source), cuts))
+                    view(self.atoms, self.held(source), cut_places(self.held(source), cuts))
                 )
             case Put(source, target, cuts):
                 whole = self.started(target)
-                view(whole, cut_places(whole, cuts)).data.copy_(self.held(source).data)
+                view(self.atoms, whole, cut_places(whole, cuts)).data.copy_(self.held(source).data)
             case Cast(source, target):
                 held = self.held(source)
                 here[target] = replace(held, data=dense(held.data, self.dtype_of(held, target)))

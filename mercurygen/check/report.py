@@ -132,8 +132,8 @@ def _words(trace: Trace, event: Event) -> str:
         case Kernel(block=None, merge=merge):
             return "the body" + (", merged" if merge else "")
         case Kernel(block=block, merge=merge):
-            kind = "causal block" if block.causal else "block"
-            words = f"{kind} of row chunks {span(block.rows)}, column chunks {span(block.cols)}"
+            kind = "masked block" if block.masked else "block"
+            words = f"{kind} of rows {span(block.rows)}, columns {span(block.cols)}"
             return words + (", merged" if merge else "")
         case Merge(sources):
             return f"merge of {label(trace, sources[0])}"

@@ -15,10 +15,11 @@ from math import prod
 from mercurygen.check.content import Content, brief
 from mercurygen.check.documents import fault_of_documents
 from mercurygen.ir.atoms import Region
-from mercurygen.ir.kernel import TRITON
+from mercurygen.ir.kernel import ATEN
+from mercurygen.ir.liveness import Liveness
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import POSITIONS, Block
+from mercurygen.lower.visible import POSITIONS, Band, Block, band_of, band_pairs
 
 
 @lru_cache(maxsize=65536)
@@ -36,7 +37,6 @@ class Space:
         self.count = plan.atoms.count
         self.masked = plan.program.mask != "full" or bool(plan.program.documents)
         self._wanted: dict[tuple, int] = {}
-        self._elements: dict[tuple, Fraction] = {}
 
     def pinned(self, tensor: Tensor, rank: int) -> Content:
         """What the caller holds, or wants, of a tensor on a rank."""
@@ -45,17 +45,13 @@ class Space:
 
     def elements(self, content: Content) -> Fraction:
         """Elements of a content."""
-        key = content.tensor, tuple(map(len, content.region))
-        if key not in self._elements:
-            extents, count = self.program.extents, self.count
-            self._elements[key] = prod(
-                (
-                    Fraction(length * extents[axis], count[axis])
-                    for axis, length in zip(content.axes, key[1], strict=True)
-                ),
-                start=Fraction(1),
-            )
-        return self._elements[key]
+        return prod(map(self._indices, content.axes, content.region), start=Fraction(1))
+
+    def _indices(self, axis: str, atoms: tuple[int, ...]) -> Fraction:
+        """Indices of some atoms of an axis."""
+        if axis in self.program.mask_axes:
+            return Fraction(sum(map(self.liveness.width, atoms)))
+        return Fraction(len(atoms) * self.program.extents[axis], self.count[axis])
 
     def reduced(self, tensor: Tensor) -> tuple[str, ...]:
         """Axes along which contributions to an output are merged."""
@@ -167,42 +163,107 @@ def members(number: int) -> tuple[int, ...]:
 def fault_of(
     space: Space, block: Block, rows: tuple[int, ...], cols: tuple[int, ...]
 ) -> str | None:
-    """Why the kernel cannot do a block, or must not: rows and columns are those of the block."""
+    """Why the kernel cannot do a block, or must not; rows and columns are the operand's atoms.
+
+    The block has its band among its own rows and columns; the mask has one among all tokens of the
+    atoms that the block has tokens of. Both must have the same pairs: the mask's that are not in
+    the block would be missing.
+    """
     program, live = space.program, space.liveness
-    if block.causal and program.mask == "full":
-        return "a causal block under a full mask"
-    if block.below and not live.striped:
-        return "a block below the diagonal of tokens in runs"
+    if block.masked and program.mask == "full":
+        return "a block that is masked under a full mask"
+    spans = [live.touched(a, span) for a, span in zip((rows, cols), block[:2], strict=True)]
     if live.borders:
-        return fault_of_documents(live, block, rows, cols)
-    if not block.causal:
-        if live.mask == "causal" and not live.striped and min(rows) > max(cols):
-            return None  # all are later than all
-        for row in rows:
-            for col in cols:
-                if live.kind(row, col) != "full":
-                    return f"rows of atom {row} would see columns of atom {col}"
-        return None
-    if program.kernel == POSITIONS:
-        return None
-    if live.striped:
-        return _fault_of_stripe(block, rows, cols, live.count)
-    if program.kernel == TRITON:
-        cols = cols[-len(rows) :]  # those before are live: atoms ascend
-    if rows != cols:
+        fault = _fault_of_ends(live, block, (rows, cols), spans)
+        atoms = [a[slice(*span)] for a, span in zip((rows, cols), spans, strict=True)]
+        return fault or fault_of_documents(live, block, *atoms)
+    if not block.masked or block.by_position:
+        fault = _fault_of_ends(live, block, (rows, cols), spans)
+        if fault or not block.by_position:
+            return fault or _fault_of_whole(live, (rows, cols), spans)
+        return None if program.kernel == POSITIONS else "the kernel does not mask by position"
+    atoms = [a[slice(*span)] for a, span in zip((rows, cols), spans, strict=True)]
+    if program.mask == "causal" and not live.striped:
+        return _fault_of_diagonal(live, block, (rows, cols), spans, program.kernel == ATEN)
+    lines = [_line(live, each) for each in atoms]
+    for line, each in zip(lines, atoms, strict=True):
+        if line is None:
+            return f"tokens of atoms {brief(each)} are not evenly spaced"
+    skipped = [
+        part[0] - (0 if live.striped else live.tokens(a[: span[0]]))
+        for a, part, span in zip((rows, cols), block[:2], spans, strict=True)
+    ]
+    return _fault_of_band(live, block, lines, skipped)
+
+
+def _fault_of_diagonal(live: Liveness, block: Block, tile, spans, square: bool) -> str | None:
+    """The last columns are the rows' own, of whatever runs; those before are seen by all rows."""
+    rows, cols = (a[slice(*span)] for a, span in zip(tile, spans, strict=True))
+    before = cols[: len(cols) - len(rows)]
+    if cols[len(before) :] != rows or (before and square):
         return f"a causal block of rows {brief(rows)} and columns {brief(cols)} is no square"
+    ends = [tuple(live.tokens(a[:i]) for i in span) for a, span in zip(tile, spans, strict=True)]
+    if ends != [*block[:2]] or block.band != (None, live.tokens(before)):
+        return f"row i of the block sees i + {block.band} of rows {brief(rows)}"
+    if any(live.kind(row, col) != "full" for row in rows for col in before):
+        return f"columns {brief(before)} are not seen by all rows {brief(rows)}"
     return None
 
 
-def _fault_of_stripe(
-    block: Block, rows: tuple[int, ...], cols: tuple[int, ...], count: int
-) -> str | None:
-    """Row i must see column j if j <= i, or, below the diagonal, if j < i, and no other."""
-    step = count // len(rows)
-    for atoms in (rows, cols):
-        if atoms != tuple(range(atoms[0], count, step)) or atoms[0] >= step:
-            return f"tokens of atoms {brief(atoms)} are not evenly spaced"
-    if len(rows) != len(cols) or (rows[0] < cols[0]) != block.below:
-        where = "below the diagonal" if block.below else "with the diagonal"
-        return f"a causal block {where} of rows {brief(rows)} and columns {brief(cols)}"
+def _fault_of_band(live: Liveness, block: Block, lines, skipped: list[int]) -> str | None:
+    """The band is the mask's, of all tokens of the atoms that the block has any of.
+
+    Args:
+        live: of the mask.
+        block: with its own band.
+        lines: rows and columns of these atoms: first position, step, how many.
+        skipped: of these, how many the block begins after.
+    """
+    (row, step, height), (col, other, width) = lines
+    if step != other:
+        return "rows and columns are not equally spaced"
+    want = band_of(live, row - col, step)
+    shift = skipped[0] - skipped[1]  # to the block's own numbers
+    here = tuple(None if bound is None else bound + shift for bound in want)
+    if _clipped(here, block) != _clipped(block.band, block):
+        return f"row i of the block sees i + {block.band}, the mask leaves i + {here}"
+    if band_pairs(height, width, want) != block.pairs:
+        return "the mask leaves pairs of the block's atoms beside the block"
     return None
+
+
+def _fault_of_ends(live: Liveness, block: Block, tile, spans) -> str | None:
+    """A block of whole atoms."""
+    for atoms, span, part in zip(tile, spans, block[:2], strict=True):
+        if tuple(live.tokens(atoms[:end]) for end in span) != part:
+            return f"tokens {part} are not those of whole atoms of {brief(atoms)}"
+    return None
+
+
+def _fault_of_whole(live: Liveness, tile, spans) -> str | None:
+    """Every row must see every column."""
+    rows, cols = (atoms[slice(*span)] for atoms, span in zip(tile, spans, strict=True))
+    if live.mask == "causal" and not live.striped and min(rows) > max(cols):
+        return None  # all are later than all
+    for row in rows:
+        for col in cols:
+            if live.kind(row, col) != "full":
+                return f"rows of atom {row} would see columns of atom {col}"
+    return None
+
+
+def _line(live: Liveness, atoms: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Position of the first token, from one token to the next, and how many; None if uneven."""
+    if live.striped:
+        step = live.count // len(atoms)
+        even = atoms == tuple(range(atoms[0], live.count, step)) and atoms[0] < step
+        return (atoms[0], step, live.tokens(atoms)) if even else None
+    runs = list(live.runs(atoms))
+    return (runs[0][1], 1, runs[0][2]) if len(runs) == 1 else None
+
+
+def _clipped(band: Band, block: Block) -> tuple[int, int]:
+    """A band without what no row and column of a block can tell."""
+    low, high = band
+    least, most = 1 - block.height, block.width - 1
+    return max(least, least if low is None else low), min(most, most if high is None else high)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
 from mercurygen.check.content import place_part, positions, run_of
@@ -52,13 +53,14 @@ def indices(atoms: Atoms, axis: str, owned: tuple[int, ...]) -> Tensor:
     """Global indices of some atoms of an axis, in storage order: [indices] int64."""
     import torch
 
-    count, extent = atoms.count[axis], atoms.program.extent(axis)
-    size = extent // count
-    order = atoms.program.order
-    if axis in atoms.program.mask_axes and order.kind == "striped":
-        found = torch.tensor(owned)[None, :] + count * torch.arange(size)[:, None]
+    count, live = atoms.count[axis], atoms.domain
+    if axis not in atoms.program.mask_axes:
+        size = atoms.program.extent(axis) // count
+        return torch.cat([torch.arange(a * size, (a + 1) * size) for a in owned])
+    if live.striped:
+        found = torch.tensor(owned)[None, :] + count * torch.arange(live.size)[:, None]
         return found.flatten()  # in global order: the tokens of several stripes interleave
-    return torch.cat([torch.arange(a * size, (a + 1) * size) for a in owned])
+    return torch.cat([live.start(a) + torch.arange(live.width(a)) for a in owned])
 
 
 def split_axes(tensor: ir.Tensor, data: Tensor, extent: Callable[[str], int]) -> Tensor:
@@ -100,15 +102,12 @@ def blank(atoms: Atoms, tensor: ir.Tensor, region: Region, value: float, dtype) 
     """A part of an output, filled with a value."""
     import torch
 
-    shape = [
-        len(owned) * atoms.program.extent(axis) // atoms.count[axis]
-        for axis, owned in zip(tensor.axes, region, strict=True)
-    ]
+    shape = [*map(atoms.length, tensor.axes, region)]
     return Held(tensor, torch.full(shape, value, dtype=dtype), region)
 
 
-def view(held: Held, places: tuple[tuple[int, ...], ...]) -> Held:
-    """A view of a run along every axis.
+def view(cuts: Atoms, held: Held, places: tuple[tuple[int, ...], ...]) -> Held:
+    """A view of a run along every axis; `cuts` says how many indices an atom has.
 
     Raises:
         InternalError: the places are no run.
@@ -117,28 +116,29 @@ def view(held: Held, places: tuple[tuple[int, ...], ...]) -> Held:
     for number, (wanted, atoms) in enumerate(zip(places, held.region, strict=True)):
         if len(wanted) == len(atoms):
             continue
-        start, size = wanted[0], data.shape[number] // len(atoms)
+        start, axis = wanted[0], held.axes[number]
         if wanted != tuple(range(start, start + len(wanted))):
             raise InternalError(f"{held.tensor.name}: {wanted} is no run")
-        data = data.narrow(number, start * size, len(wanted) * size)
+        kept = cuts.length(axis, atoms[start : start + len(wanted)])
+        data = data.narrow(number, cuts.length(axis, atoms[:start]), kept)
     region = tuple(
         tuple(atoms[i] for i in wanted) for wanted, atoms in zip(places, held.region, strict=True)
     )
     return Held(held.tensor, data, region)
 
 
-def picked(held: Held, axis: str, wanted: tuple[int, ...], interleaved: bool) -> Held:
+def picked(cuts: Atoms, held: Held, axis: str, wanted: tuple[int, ...], interleaved: bool) -> Held:
     """A copy of some places along one axis."""
     import torch
 
     number = held.axes.index(axis)
     atoms = held.region[number]
-    size = held.data.shape[number] // len(atoms)
-    place, within = torch.tensor(wanted), torch.arange(size)
     if interleaved:  # token i of place p stands at i * places + p
-        index = (within[:, None] * len(atoms) + place[None, :]).flatten()
+        within = torch.arange(held.data.shape[number] // len(atoms))
+        index = (within[:, None] * len(atoms) + torch.tensor(wanted)[None, :]).flatten()
     else:
-        index = (place[:, None] * size + within[None, :]).flatten()
+        ends = [0, *accumulate(cuts.length(axis, (atom,)) for atom in atoms)]
+        index = torch.cat([torch.arange(ends[p], ends[p + 1]) for p in wanted])
     region = (*held.region[:number], tuple(atoms[i] for i in wanted), *held.region[number + 1 :])
     return Held(held.tensor, held.data.index_select(number, index), region)
 
@@ -168,14 +168,14 @@ def poison(holding: Held | Parts | None, tensor: ir.Tensor, dtype: torch.dtype) 
 
 
 def pack(
-    held: Held, axis: str, join: Interleaving, part: tuple[int, int], interleaved: bool
+    cuts: Atoms, held: Held, axis: str, join: Interleaving, part: tuple[int, int], interleaved: bool
 ) -> Parts:
     """One part for every rank along a dimension: what it owns of an axis."""
     dealt = positions(len(held.atoms(axis)), join)
-    return tuple(picked(held, axis, run_of(places, part), interleaved) for places in dealt)
+    return tuple(picked(cuts, held, axis, run_of(places, part), interleaved) for places in dealt)
 
 
-def unpack(parts: Parts, axis: str, join: Interleaving, interleaved: bool) -> Held:
+def unpack(cuts: Atoms, parts: Parts, axis: str, join: Interleaving, interleaved: bool) -> Held:
     """The parts from the ranks as one, interleaved along an axis."""
     import torch
 
@@ -191,7 +191,7 @@ def unpack(parts: Parts, axis: str, join: Interleaving, interleaved: bool) -> He
     where = {p: rank * length + i for rank, own in enumerate(places) for i, p in enumerate(own)}
     wanted = tuple(where[i] for i in range(length * join.n))
     if not interleaved:
-        return picked(held, axis, wanted, False)
+        return picked(cuts, held, axis, wanted, False)
     return _striped_rows(held, number, join.n, wanted)
 
 
@@ -211,11 +211,17 @@ def _striped_rows(held: Held, number: int, ranks: int, wanted: tuple[int, ...]) 
 
 
 def put_part(
-    whole: Held, part: Held, axis: str, join: Interleaving, rank: int, run: tuple[int, int]
+    cuts: Atoms,
+    whole: Held,
+    part: Held,
+    axis: str,
+    join: Interleaving,
+    rank: int,
+    run: tuple[int, int],
 ) -> None:
     """Copy one rank's part of a run into its place in the whole."""
     places = place_part(whole, part, axis, join, rank, run)
-    view(whole, places).data.copy_(part.data)
+    view(cuts, whole, places).data.copy_(part.data)
 
 
 def cut_places(held: Held, cuts: Cuts) -> tuple[tuple[int, ...], ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mercurygen.cli.options import Size, problem_options, split
+from mercurygen.cli.options import problem_options, split
 from mercurygen.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ FOLDER = "generated"
 @click.argument("op", metavar="[OP]", required=False)
 @problem_options
 @click.option("--size", multiple=True, metavar="AXIS=N", help="Of an axis of your own operator.")
-@click.option("--window", type=Size(), metavar="W", help="A window mask of your own operator.")
 @click.option(
     "--schedule",
     metavar="NAME|FILE",
@@ -48,7 +47,6 @@ def emit(
     op: str | None,
     topo: str | None,
     size: tuple[str, ...],
-    window: int | None,
     schedule: str | None,
     name: str | None,
     output: str | None,
@@ -63,7 +61,7 @@ def emit(
     from mercurygen.cli.read import is_file
 
     if schedule is not None and is_file(schedule):
-        given = {"OP": op, "--topo": topo, "--size": size or None, "--window": window}
+        given = {"OP": op, "--topo": topo, "--size": size or None}
         given |= _given(options)
         for option, value in given.items():
             if value is not None:
@@ -79,13 +77,12 @@ def emit(
     from mercurygen.cli.operator_emit import emit_operator, is_attention
 
     if not is_attention(op):
-        others = {**options, "window": window, "schedule": schedule}
+        others = {**options, "schedule": schedule}
         emit_operator(op, topo, size, others, name, output, force)
         return
-    if size or window is not None:
-        option = "--size" if size else "--window"
+    if size:
         help = "sizes of attention have options of their own: --seq, --heads, ..."
-        raise UserError("usage", f"{option} is an option of your own operators", help=help)
+        raise UserError("usage", "--size is an option of your own operators", help=help)
     asked = {**split(options), "design": schedule}
     asked |= {key: options[key] for key in ("probe", "envelope")}
     _emit_search(op, topo, asked, name, output, force)

@@ -20,7 +20,6 @@ from mercurygen.lower.events import Alloc, Event, Free, Kernel, Merge, Trace
 from mercurygen.lower.plan import Plan, Spread, Swap
 from mercurygen.lower.sizes import local_extents
 from mercurygen.lower.trace import trace
-from mercurygen.lower.visible import POSITIONS, Block, live_pairs, tokens_of
 from mercurygen.schedule.schedule import Schedule
 
 WIDTH = 100
@@ -79,8 +78,8 @@ def _title(schedule: Schedule, plan: Plan) -> list[str]:
     wires = _wires(schedule)
     dims = ", ".join(f"{dim.name}={dim.size} over {wires[dim.name]}" for dim in program.mesh.dims)
     lines = wrap(
-        f"{program.operator}, {program.mask}, on {plural(program.mesh.size, 'rank')}"
-        + (f": {dims}" if dims else ""),
+        f"{program.operator}, {program.domain or program.mask}, on "
+        f"{plural(program.mesh.size, 'rank')}" + (f": {dims}" if dims else ""),
         WIDTH,
     )
     layout = schedule.problem.layout
@@ -151,17 +150,11 @@ def _held(plan: Plan, tensor: Tensor, rank: int) -> str:
     sequence = program.sequence(tensor)
     region = atoms.pinned(tensor, program.mesh.coordinate(rank))
     owned = region[tensor.axes.index(sequence)]
-    count, size = atoms.count[sequence], program.extent(sequence) // atoms.count[sequence]
-    if program.order.kind == "striped":
-        words = [f"{a}, {a + count}, …" if size > 1 else str(a) for a in owned]
+    live, count = atoms.domain, atoms.count[sequence]
+    if live.striped:
+        words = [f"{a}, {a + count}, …" if live.size > 1 else str(a) for a in owned]
         return "; ".join(words if len(words) <= 3 else [*words[:2], f"… {len(words) - 2} more"])
-    spans: list[list[int]] = []
-    for atom in owned:
-        if spans and spans[-1][1] == atom:
-            spans[-1][1] = atom + 1
-        else:
-            spans.append([atom, atom + 1])
-    words = [f"{a * size}-{b * size - 1}" for a, b in spans]
+    words = [f"{first}-{first + length - 1}" for _, first, length in live.runs(owned)]
     return ", ".join(words if len(words) <= 6 else [*words[:5], f"… {len(words) - 5} more"])
 
 
@@ -207,21 +200,13 @@ def work(plan: Plan, played: Trace) -> Fraction:
         if isinstance(event, Kernel):
             extents = dict(zip((a.name for a in program.axes), event.extents, strict=True))
             points = prod(extents[axis] for axis in others)
-            pairs = 1 if event.block is None else live(plan, event.block)
+            pairs = 1 if event.block is None else event.block.pairs
             total += pairs * points
     if program.operator != "attention":
         return total
     local = local_extents(plan)
     whole = prod(local[axis] * plan.atoms.parts(axis) for axis in others)
     return total / whole
-
-
-def live(plan: Plan, block: Block) -> int:
-    """Live pairs of a block; of one that is masked by position, all pairs of the block."""
-    if plan.program.kernel == POSITIONS:
-        height, width = tokens_of(block, plan.chunk)
-        return height * width
-    return live_pairs(block, plan.chunk)
 
 
 def _work(plan: Plan, traces: tuple[Trace, ...]) -> list[str]:
@@ -316,8 +301,8 @@ def _moment(plan: Plan, played: Trace, event: Event) -> str:
         case Kernel(block=None):
             return f"while the body runs{merged}"
         case Kernel(block=block):
-            rows, columns = tokens_of(block, plan.chunk)
-            return f"while a block of {rows} x {columns} tokens is computed{merged}"
+            size = f"{block.height} x {block.width}"
+            return f"while a block of {size} tokens is computed{merged}"
         case Merge():
             return "while partial results are merged"
     assert isinstance(event, Alloc)

@@ -108,7 +108,7 @@ def _walk(plan: Plan, loop: Loop, walk: Walk, where: str, sent: str, walked: boo
     if len(plan.nest.loops) > 1 and not walked:
         subject = f"Tiles of {', '.join(loop.tensors)} go"
     size = plan.program.mesh.extent(walk.dim)
-    steps = plural(size - 1, "shift")
+    steps = plural(len(walk.coming(size)), "shift")
     if walk.direct:
         kind = f"straight from their owners, what is read of them, {where} in {steps} of up to"
         return f"{subject} {kind} {sent}."
@@ -280,7 +280,7 @@ def _block(plan: Plan, event: Kernel) -> str:
     if event.block is None:
         return "x".join(str(extents[axis]) for axis in program.loops)
     rows, columns = (extents[axis] for axis in program.mask_axes)
-    return f"{rows}x{columns}" + ("d" if event.block.causal else "")
+    return f"{rows}x{columns}" + ("d" if event.block.masked else "")
 
 
 def _flights(played: Trace, flying: list[Batch | Collective]) -> str:

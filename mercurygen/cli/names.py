@@ -60,7 +60,7 @@ def default_name(request: Request) -> str:
     problem = request.problem
     kind = "mha" if problem.heads == problem.kv_heads else "gqa"
     kind = "mqa" if problem.kv_heads == 1 < problem.heads else kind
-    parts = [request.operator.rpartition("::")[2], kind, problem.mask]
+    parts = [request.operator.rpartition("::")[2], kind, _mask(problem)]
     told = "--order" if request.design and patterns.get(request.design).order else ""
     parts += [part for option, _, part in differences(request) if part and option != told]
     if request.design:
@@ -104,6 +104,9 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
         found.append(("--layout", problem.layout, problem.layout))
     if problem.mask == "full":
         found.append(("--full", "", ""))  # the name has the mask always
+    elif problem.mask == "window":
+        both = f"{problem.window - 1},{problem.ahead}"
+        found.append(("--window", both if problem.ahead else str(problem.window), ""))
     if request.order is not None:
         part = "any_order" if request.order == "any" else request.order
         found.append(("--order", request.order, part))
@@ -131,6 +134,13 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
     if request.tp > 1:
         found.append(("--tp", str(request.tp), f"tp{request.tp}"))
     return found
+
+
+def _mask(problem: Problem) -> str:
+    """The mask in a name."""
+    if problem.mask != "window":
+        return problem.mask
+    return f"window{problem.window}" + (f"_ahead{problem.ahead}" if problem.ahead else "")
 
 
 def _size(nbytes: int) -> str:

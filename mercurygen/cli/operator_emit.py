@@ -167,7 +167,10 @@ def _mask(operator: Operator, options: dict) -> tuple[str, int | None]:
     if len(given) > 1:
         raise UserError("usage", "--window beside --causal or --full", help="give one mask")
     if width is not None:
-        return "window", width
+        if width[1]:
+            message = f"{operator.name} sees {width[1]} after itself"
+            raise UserError("usage", message, help="a window of your own operator: --window W")
+        return "window", width[0]
     if causal is not None:
         return ("causal" if causal else "full"), None
     default = operator.mask.default

@@ -52,6 +52,23 @@ class Bytes(click.ParamType):
         return found
 
 
+class Window(click.ParamType):
+    """A window: `4096`, a query and the 4095 keys before it, or `511,512`, so many on each side."""
+
+    name = "W"
+
+    def convert(self, value, param, ctx) -> tuple[int, int | None]:
+        """Keys up to the query itself, and after it; None if only a width is given."""
+        if isinstance(value, tuple):
+            return value
+        matches = [_SIZE.fullmatch(part.strip()) for part in value.split(",", 1)]
+        if not all(matches):
+            wanted = "a width, as in 4096, or keys before and after, as in 511,512"
+            raise _refusal(param, value, wanted)
+        width, *after = (int(match[1]) * _FACTOR[match[2].lower()] for match in matches)
+        return (width + 1, after[0]) if after else (width, None)
+
+
 class Group(click.ParamType):
     """Ranks per level: `node=2,gpu=4`."""
 
@@ -104,6 +121,12 @@ _OPTIONS = (
     click.option("--v-head-dim", type=Size(), help="Size of a head of v.  [default: --head-dim]"),
     click.option("--dtype", metavar="T", help="bfloat16 (default), float16, float32 or float64."),
     click.option("--causal/--full", default=None, help="The mask.  [default: causal]"),
+    click.option(
+        "--window",
+        type=Window(),
+        help="A query sees itself and W - 1 keys before it; or L,R: L before, R after, as "
+        "flash-attention's window_size.",
+    ),
     click.option("--layout", metavar="L", help="Of q, k, v, out: bshd (default), bhsd or sbhd."),
     click.option(
         "--packed", is_flag=True, default=None, help="Documents packed into one sequence."
@@ -125,20 +148,9 @@ _OPTIONS = (
     click.option("--tp", type=Size(), help="Tensor-parallel ranks that share the heads.  [1]"),
 )
 NAMES = (
-    *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal"),
-    *(
-        "layout",
-        "packed",
-        "documents",
-        "order",
-        "passes",
-        "kernel",
-        "objective",
-        "whole",
-        "memory_limit",
-        "group",
-        "tp",
-    ),
+    *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "window"),
+    *("layout", "packed", "documents", "order", "passes", "kernel", "objective", "whole"),
+    *("memory_limit", "group", "tp"),
 )
 
 
@@ -154,4 +166,14 @@ def split(keywords: dict) -> dict:
     options = {name: keywords[name] for name in NAMES}
     causal = options.pop("causal")
     options["mask"] = None if causal is None else "causal" if causal else "full"
-    return options
+    window = options.pop("window")
+    if window is None:
+        return options
+    width, after = window
+    if causal is False and after is None:
+        help = f"--window {width - 1},{width - 1}: as many on both sides"
+        raise UserError("usage", "--full --window W: how far does a query see ahead?", help=help)
+    if causal and after:
+        help = f"--window {width}, or leave --causal out"
+        raise UserError("usage", f"--causal beside a window of {after} keys ahead", help=help)
+    return {**options, "mask": "window", "window": width, "ahead": after or None}

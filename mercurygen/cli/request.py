@@ -104,7 +104,7 @@ def make(operator: str, topo: str | None, options: dict, most: int = MOST_RANKS)
 
 _PROBLEM = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask"),
-    "layout",
+    *("layout", "window", "ahead"),
 )
 
 

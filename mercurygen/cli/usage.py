@@ -11,7 +11,6 @@ from mercurygen.errors import UserError, closest, printable, shorten
 
 # What design.md promises for later: refused by name, so that nobody takes it for a slip.
 LATER_OPTIONS = (
-    "--window",
     "--backward",
     "--reduce-dtype",
     "--documents",

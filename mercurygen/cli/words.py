@@ -59,10 +59,18 @@ def problem(problem: Problem | Sizes) -> str:
         count, longest = plural(len(problem.documents), "document"), max(problem.documents)
         layout = f" in {count}, the longest of {longest}"
     return (
-        f"{problem.mask}, {plural(problem.heads, 'query head')}, {problem.kv_heads} key/value, "
+        f"{mask(problem)}, {plural(problem.heads, 'query head')}, {problem.kv_heads} key/value, "
         f"head size {size}, {problem.dtype}, batch {problem.batch}, {problem.seq} tokens"
         f"{layout}"
     )
+
+
+def mask(problem: Problem) -> str:
+    """The mask: what a query sees."""
+    if problem.mask != "window":
+        return problem.mask
+    ahead = f" and {problem.ahead} after it" if problem.ahead else ""
+    return f"window of {problem.window} keys up to a query{ahead}"
 
 
 def place(links: Sequence[Link]) -> str:

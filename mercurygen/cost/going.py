@@ -6,6 +6,7 @@ from mercurygen.cost.common import Part, Parts, Wire, merge_scratch
 from mercurygen.cost.nested import Nested, Sizes
 from mercurygen.cost.rings import NoForm
 from mercurygen.cost.tally import NEVER
+from mercurygen.lower.homes import sends_what_is_read
 from mercurygen.lower.plan import Loop
 
 Absent = list[bool] | None  # classes that have no results for a tile; None: all have some
@@ -61,6 +62,7 @@ class Going:
         self.size = nest.mesh.extent(self.walk.dim)
         self.tiles = tiles
         self.at = 0
+        self.steps = (0, *self.walk.coming(self.size))
         self.stays = tuple([n for n in nest.common.names if n not in self.loop.outputs])
         self.outer = nest.staying
 
@@ -103,13 +105,15 @@ class SentHome(Going):
 
     def __init__(self, nest: Homes, number: int, tiles: Sizes) -> None:
         super().__init__(nest, number, tiles)
+        if sends_what_is_read(nest.program, self.loop):
+            raise NoForm("results of what is read of tiles")
         self.flight: tuple[float, Absent] | None = None
         self.works: list[tuple[int, Absent]] = []  # buffers that the last transfer holds on to
         self.moved = sum(nest.results.sizes[name] for name in self.loop.outputs)
 
     def step(self) -> None:
         """A tile is here."""
-        nest, step = self.nest, self.at
+        nest, step = self.nest, self.steps[self.at]
         self.at += 1
         part, absent = nest.part(self.number, self.tiles)
         if not step:
@@ -181,7 +185,7 @@ class SentCall(Going):
 
     def step(self) -> None:
         """A tile is here."""
-        nest, tally, step = self.nest, self.tally, self.at
+        nest, tally, step = self.nest, self.tally, self.steps[self.at]
         self.at += 1
         if not step:
             part, _ = nest.part(self.number, self.tiles)

@@ -42,7 +42,7 @@ from mercurygen.lower.events import (
 )
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import padded_width
-from mercurygen.lower.visible import sizes_of
+from mercurygen.lower.visible import DIAGONAL, EVERY, Band, Block, band_pairs, sizes_of
 
 # seconds of compute, of copies, and what launches add; and, beside them, of the host
 Spent = tuple[float, float, float, float]
@@ -98,21 +98,21 @@ class Kernels:
         """The body on one block, and its merge."""
         block = event.block
         if block is None:
-            return self.call(event.extents, False, event.merge)
-        return self.call(event.extents, block.causal, event.merge, sizes_of(block))
+            return self.call(event.extents, EVERY, event.merge)
+        return self.call(event.extents, bounds(block), event.merge, sizes_of(block))
 
     def call(
-        self, extents: Sequence[int], causal: bool, merge: bool, documents: Documents = ()
+        self, extents: Sequence[int], band: Band, merge: bool, documents: Documents = ()
     ) -> Spent:
         """A call of the body.
 
         Args:
             extents: per axis of the program, how many indices it is given.
-            causal: whether the mask cuts the block.
+            band: which columns a row sees.
             merge: whether its share is merged into the outputs.
             documents: rows and columns of each packed document; none: the block is one.
         """
-        key = extents, causal, merge, documents
+        key = extents, band, merge, documents
         spent = self._calls.get(key)
         if spent is None:
             self.documents = documents
@@ -120,7 +120,7 @@ class Kernels:
             self._calls[key] = spent
         return spent
 
-    def _price(self) -> Callable[[Sequence[int], bool, bool], Spent]:
+    def _price(self) -> Callable[[Sequence[int], Band, bool], Spent]:
         """What a call of the body costs."""
         if self.triton:
             return self._triton_gradient if self.gradient else self._triton
@@ -185,47 +185,46 @@ class Kernels:
         spent = max(work, nbytes / self.hbm)
         return spent, 0.0, max(0.0, self.launch - spent), self.gpu.host_launch
 
-    def grid(self, heads: int, height: int, width: int, flops: int, causal: bool) -> float:
+    def grid(self, heads: int, height: int, width: int, flops: int, band: Band) -> float:
         """Seconds of attention: thread blocks of rows that go over columns.
 
         Args:
             heads: over the batch too.
             height: rows of a head.
-            width: columns that each goes over; half of them, if causal.
+            width: columns that they go over, those that they see.
             flops: of a score.
-            causal: whether the mask cuts the block.
+            band: which columns a row sees.
         """
-        gpu = self.gpu
+        gpu, seen = self.gpu, _seen(height, width, height, width, band)
         score = flops / (self.flops * gpu.attention_efficiency) + 1 / gpu.softmax_rate
         if self.documents:
-            return self._mixed(heads, self.documents, score, causal, gpu.block_start)
-        return self._waves(heads, height, width, score, causal, gpu.block_start, gpu.causal_tail)
+            return self._mixed(heads, self.documents, score, band != EVERY, gpu.block_start)
+        return self._waves(heads, height, seen, score, gpu.block_start, gpu.causal_tail)
 
-    def gradient_grid(self, heads: int, height: int, width: int, flops: int, causal: bool) -> float:
+    def gradient_grid(self, heads: int, height: int, width: int, flops: int, band: Band) -> float:
         """The same of its gradient: thread blocks of columns that go over rows."""
-        gpu = self.gpu
+        gpu, seen = self.gpu, _seen(height, width, width, height, band)
         score = flops / (self.flops * gpu.gradient_efficiency) + 1 / gpu.softmax_rate
         if self.documents:
             turned = tuple((width, height) for height, width in self.documents)
-            return self._mixed(heads, turned, score, causal, gpu.gradient_start)
-        return self._waves(heads, width, height, score, causal, gpu.gradient_start, GRADIENT_TAIL)
+            return self._mixed(heads, turned, score, band != EVERY, gpu.gradient_start)
+        return self._waves(heads, width, seen, score, gpu.gradient_start, GRADIENT_TAIL)
 
     def _waves(
         self,
         heads: int,
-        height: int,
-        width: int,
+        length: int,
+        seen: tuple[int, float | None],
         score: float,
-        causal: bool,
         start: int,
         tail: float,
     ) -> float:
-        blocks, sms = heads * -(-height // TILE), self.gpu.sms
-        longest = -(-width // TILE) * TILE + start
+        """Blocks of a length that go over the most, and the mean, of what they see."""
+        blocks, sms, (most, mean) = heads * -(-length // TILE), self.gpu.sms, seen
+        longest = -(-most // TILE) * TILE + start
         loops = -(-blocks // sms) * longest
-        if causal:
-            mean = (width + TILE) / 2 + start  # half of what a tile of any shape has
-            loops = min(loops, max(longest, blocks * mean / sms + tail * longest))
+        if mean is not None:
+            loops = min(loops, max(longest, blocks * (mean + start) / sms + tail * longest))
         return loops * TILE * sms * score
 
     def _mixed(
@@ -248,7 +247,7 @@ class Kernels:
 
     # --- torch's attention ----------------------------------------------------------------------
 
-    def _aten(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
+    def _aten(self, extents: Sequence[int], band: Band, merge: bool) -> Spent:
         """2 matrix products of 2 FLOP for each score and component."""
         batch, height, width, kv_heads, group = (extents[i] for i in self.places)
         heads = kv_heads * group
@@ -256,14 +255,14 @@ class Kernels:
         rows = batch * height * heads
         share = rows * self.width * self.element + rows * self.wide
         nbytes = batch * read * self.width * self.element + share
-        work = self.grid(batch * heads, height, width, 4 * self.width, causal)
+        work = self.grid(batch * heads, height, width, 4 * self.width, band)
         spent = self._compute(work, nbytes)
         sizes = self._pads(batch, height * heads, width * kv_heads)
         if merge:
             sizes += self._merge(rows)
         return added(spent, self.copies(sizes)) if sizes else spent
 
-    def _triton(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
+    def _triton(self, extents: Sequence[int], band: Band, merge: bool) -> Spent:
         """The same products at the same rate, heads unpadded; results pass through memory once."""
         batch, height, width, kv_heads, group = (extents[i] for i in self.places)
         heads = kv_heads * group
@@ -271,11 +270,11 @@ class Kernels:
         key, value = self.sizes
         read = (rows * key + cols * (key + value)) * self.element
         share = rows * (value + 1) * self.wide
-        parts, flops = _by_diagonal(height, width, causal), 2 * (key + value)
+        parts, flops = _by_diagonal(height, width, band), 2 * (key + value)
         work = sum(self.grid(batch * heads, height, n, flops, cut) for n, cut in parts)
         return self._compute(work, read + (2 if merge else 1) * share)
 
-    def _triton_gradient(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
+    def _triton_gradient(self, extents: Sequence[int], band: Band, merge: bool) -> Spent:
         """Two kernels, that of keys of 4 products and that of queries of 3; each adds as it writes.
 
         At the rate of torch's gradient: both work out the scores and their slopes anew.
@@ -287,20 +286,20 @@ class Kernels:
         read = (rows + cols) * (key + value) * self.element + 2 * rows * self.wide
         shares = cols * (key + value) * self.wide, rows * key * self.wide
         flops = 4 * (key + value), 2 * (2 * key + value)
-        parts, grid = _by_diagonal(height, width, causal), self.gradient_grid
+        parts, grid = _by_diagonal(height, width, band), self.gradient_grid
         grids = [sum(grid(heads, height, n, each, cut) for n, cut in parts) for each in flops]
         pairs = zip(grids, shares, strict=True)
         keys, queries = (self._compute(work, read + 2 * share) for work, share in pairs)
         spent = added(keys, queries)
         return spent if merge else added(spent, self.copies([*shares]))
 
-    def _gradient(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
+    def _gradient(self, extents: Sequence[int], band: Band, merge: bool) -> Spent:
         """5 matrix products; a sum for each of dq, dk and dv."""
         batch, height, width, kv_heads, group = (extents[i] for i in self.places)
         queries, keys = batch * height * kv_heads * group, batch * width * kv_heads
         nbytes = (4 * queries + 4 * keys) * self.width * self.element + 2 * queries * self.wide
         heads = batch * kv_heads * group
-        work = self.gradient_grid(heads, height, width, 10 * self.width, causal)
+        work = self.gradient_grid(heads, height, width, 10 * self.width, band)
         spent = self._compute(work, nbytes)
         key, value = self.sizes
         sizes = []
@@ -331,7 +330,7 @@ class Kernels:
 
     # --- any other body -------------------------------------------------------------------------
 
-    def _lines(self, extents: Sequence[int], causal: bool, merge: bool) -> Spent:
+    def _lines(self, extents: Sequence[int], band: Band, merge: bool) -> Spent:
         """Every matrix product; unless one kernel does it all, a pass for every other operation."""
         assert self.operator is not None
         given = dict(zip(self.names, extents, strict=True))
@@ -351,7 +350,7 @@ class Kernels:
         if fused:
             height, width = (given[axis] for axis in self.program.mask_axes)
             grid = self.grid if self.program.operator == FUSED[0] else self.gradient_grid
-            work = grid(times, height, width, flops // (height * width), causal)
+            work = grid(times, height, width, flops // (height * width), band)
         else:
             work = flops * times / (self.flops * self.gpu.matmul_efficiency)
         spent = self._compute(work, sum(read) + sum(shares))
@@ -361,11 +360,36 @@ class Kernels:
         return added(spent, self.merge(shares)) if merge else spent
 
 
-def _by_diagonal(height: int, width: int, causal: bool) -> tuple[tuple[int, bool], ...]:
-    """Columns of a block, and whether the mask cuts them: all before its square on the diagonal."""
-    if causal and width > height:
-        return (width - height, False), (height, True)
-    return ((width, causal),)
+def bounds(block: Block) -> Band:
+    """The band of a block; what is masked by position is priced as a square on the diagonal."""
+    return DIAGONAL if block.by_position else block.band
+
+
+def _seen(height: int, width: int, length: int, over: int, band: Band) -> tuple[int, float | None]:
+    """What thread blocks go over: most, and on average if the mask makes them differ.
+
+    Args:
+        height, width: rows and columns of the block.
+        length: the one of these that is cut into thread blocks.
+        over: the other.
+        band: which columns a row sees.
+    """
+    low, high = band
+    if band == EVERY:
+        return over, None
+    if band == DIAGONAL:
+        return over, (over + TILE) / 2  # half of what a tile of any shape has
+    most = over if low is None or high is None else min(over, high - low + TILE)
+    edges = (low is not None) + (high is not None)  # each cuts through a tile
+    mean = band_pairs(height, width, band) / length + (edges * TILE - 1) / 2
+    return most, min(mean, float(over))
+
+
+def _by_diagonal(height: int, width: int, band: Band) -> tuple[tuple[int, Band], ...]:
+    """Columns of a block with a band each: all before its square on the diagonal apart."""
+    if band == (None, width - height) and width > height:
+        return (width - height, EVERY), (height, DIAGONAL)
+    return ((width, band),)
 
 
 def _lerp(out: int, lse: int) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ def trimmed(program: Program, loops: tuple[Loop, ...], number: int) -> bool:
 
 
 class Sent:
-    """One step's transfer of a trimmed walk: atoms, per class.
+    """One step's transfer of a trimmed walk: tokens, per class.
 
     Attributes:
         out: that it sends.
@@ -61,14 +61,14 @@ class Sent:
     def without(self, off: list[bool]) -> Sent:
         """The same where some classes take no part; what they copy they do."""
         out, into = (
-            [0 if gone else n for n, gone in zip(atoms, off, strict=True)]
-            for atoms in (self.out, self.into)
+            [0 if gone else n for n, gone in zip(tokens, off, strict=True)]
+            for tokens in (self.out, self.into)
         )
         return Sent(out, into, self.copies)
 
 
 class Lengths:
-    """Atoms that every class has of the tiles of one loop, of which it gets what it reads."""
+    """Tokens that every class has of the tiles of one loop, of which it gets what it reads."""
 
     def __init__(
         self, program: Program, loops: tuple[Loop, ...], number: int, classes: Classes
@@ -100,7 +100,7 @@ class Lengths:
         return found
 
     def at(self, around: tuple[int, ...], times: tuple[int, ...], depth: int) -> list[int]:
-        """Atoms that every class has of a tile.
+        """Tokens that every class has of a tile.
 
         Args:
             around: steps of the walks before the loop's.
@@ -149,7 +149,7 @@ class Lengths:
             return Sent(self.at(around, (*outer, step - 1), depth + 1), into, None)
         away = self.classes.away(walk.dim, -step if walk.reverse else step)
         out, own = [into[i] for i in away], self.at(around, outer, depth)
-        whole = self.depth(depth).atoms
+        whole = self.depth(depth).tokens
         copies = [  # what is all of a buffer is sent from there
             n if n != mine or n != whole else 0 for n, mine in zip(out, own, strict=True)
         ]
@@ -163,7 +163,7 @@ class _Depth:
         walks: of these, dimension, whether in reverse, and size.
         direct: of each that is direct, its dimension and those of the walks inside it.
         split: dimensions that the tile is split over now.
-        atoms: of all of the tile.
+        tokens: of all of the tile.
     """
 
     def __init__(self, lengths: Lengths, count: int) -> None:
@@ -177,11 +177,11 @@ class _Depth:
         ]
         whole = {stage.dim for stage in stages[:count] if isinstance(stage, Gather)}
         self.split = tuple(dim for dim in lengths.split if dim not in whole)
-        self.atoms = lengths.atoms.count[lengths.axis] // prod(map(extent, self.split))
+        self.tokens = lengths.program.extent(lengths.axis) // prod(map(extent, self.split))
 
 
 class _Reads:
-    """Atoms that classes read of tiles of one axis of the mask, by how far away the owners are."""
+    """Tokens that classes read of tiles of one axis of the mask, by how far away the owners are."""
 
     def __init__(self, program: Program, axis: str, classes: Classes) -> None:
         self.program, self.axis, self.classes = program, axis, classes
@@ -207,7 +207,7 @@ class _Reads:
     def at(
         self, away: tuple[tuple[str, int], ...], inner: tuple[tuple[str, ...], ...]
     ) -> list[int]:
-        """Per class the atoms of a tile that it has.
+        """Per class the tokens of a tile that it has.
 
         Args:
             away: dimensions that the tile is split over, with how far the owner is along each.
@@ -225,8 +225,7 @@ class _Reads:
             for dims in inner:
                 pairs = zip(regions, self.unions(dims), strict=True)
                 regions = [self.runs[tile * MANY + others] for tile, others in pairs]
-            lists = self.runs.lists
-            found = self._found[key] = [len(lists[number]) for number in regions]
+            found = self._found[key] = [self.runs.tokens[number] for number in regions]
         return found
 
     def tiles(self, dims: tuple[str, ...]) -> list[int]:
@@ -275,12 +274,14 @@ class _Runs(dict[int, int]):
 
     Attributes:
         lists: the atoms of each number.
+        tokens: of each.
     """
 
     def __init__(self, domain: Liveness, by_rows: bool) -> None:
         super().__init__()
         self.domain, self.by_rows = domain, by_rows
         self.lists: list[tuple[int, ...]] = []
+        self.tokens: list[int] = []
         self._numbers: dict[tuple[int, ...], int] = {}
 
     @classmethod
@@ -297,6 +298,7 @@ class _Runs(dict[int, int]):
         found = self._numbers.setdefault(atoms, len(self.lists))
         if found == len(self.lists):
             self.lists.append(atoms)
+            self.tokens.append(self.domain.tokens(atoms))
         return found
 
     def __missing__(self, pair: int) -> int:

@@ -16,7 +16,7 @@ from mercurygen.cost.common import Common, Wire
 from mercurygen.cost.lengths import Lengths, brought, lengths_of, trimmed
 from mercurygen.cost.shape import Shape
 from mercurygen.cost.tally import NEVER, Tally
-from mercurygen.lower.plan import Gather, Plan, Walk
+from mercurygen.lower.plan import Gather, Loop, Plan, Walk
 
 Step = Callable[[int], None]
 
@@ -118,7 +118,7 @@ class Rings:
         for walk, gathers in levels:
             ahead = walk.ahead if walk.direct else max(walk.ahead, 1)
             one = tile
-            spares += one * min(ahead + 1, extent(walk.dim) - 1)
+            spares += one * min(ahead + 1, len(walk.coming(extent(walk.dim))))
             for stage in gathers:
                 tile *= extent(stage.dim)
         tally.up(spares)
@@ -168,7 +168,7 @@ class Rings:
         chain = self.gathered(at, gathers, sizes, on)
         self.ring(number, index, walk, sizes, chain[0])
         for gathering in chain:
-            gathering.end(self.mesh.extent(walk.dim) - 1)
+            gathering.end(len(walk.coming(self.mesh.extent(walk.dim))))
 
     def gathered(
         self, at: int, gathers: tuple[Gather, ...], sizes: list[int], on: Step
@@ -192,8 +192,8 @@ class Rings:
         if self.trimmed[number] and self.cut(number, walk):
             _Trimmed(self, number, index, walk, sum(sizes)).play(on)
             return
-        tally, nbytes, size = self.tally, sum(sizes), self.mesh.extent(walk.dim)
-        wires = self.common.ring(walk.dim, walk.direct, walk.reverse)
+        tally, nbytes = self.tally, sum(sizes)
+        wires = self.wires(walk)
         off = self.off()
         wait, ahead = tally.wait, walk.ahead
         begin = partial(tally.begin, messages=2 * len(sizes))
@@ -203,8 +203,8 @@ class Rings:
             takes = [0 if gone else 1 for gone in off]
             begin = partial(self.shift, takes)
         flights: deque[float] = deque()
-        started, last = 0, size - 1
-        for step in range(size):
+        started, last = 0, len(wires)
+        for step in range(last + 1):
             while started < last and started < step + ahead:
                 if flights and not walk.direct:
                     wait(flights[-1])
@@ -216,6 +216,12 @@ class Rings:
                     flights.append(begin(wires[step], nbytes))
                     started += 1
                 wait(flights.popleft())
+
+    def wires(self, walk: Walk) -> tuple[Wire, ...]:
+        """What the tiles of a walk's steps come over."""
+        every = self.common.ring(walk.dim, walk.direct, walk.reverse)
+        steps = walk.coming(len(every) + 1)
+        return every if len(steps) == len(every) else tuple([every[step - 1] for step in steps])
 
     def cut(self, number: int, walk: Walk) -> bool:
         """Whether a walk, or one before it, is of what every rank reads only."""
@@ -238,7 +244,7 @@ class Rings:
     # --- each what it reads -------------------------------------------------------------------
 
     def lengths(self, number: int) -> tuple[Lengths, tuple[int, ...]]:
-        """Atoms of a loop's tiles, and at which steps the walks are whose owner they depend on."""
+        """Tokens of a loop's tiles, and at which steps the walks are whose owner they depend on."""
         found = self._lengths.get(number)
         if found is None:
             found = lengths_of(self.program, self.loops, number, self.shape.classes)
@@ -247,8 +253,13 @@ class Rings:
         for index, loop in enumerate(self.loops[:number]):
             if self.loops[number].tensors[0] in loop.tensors:
                 at = self.offsets[index]
-                around += self.times[at : at + len(loop.walks)]
+                around += self.at_steps(loop, at)
         return found, tuple(around)
+
+    def at_steps(self, loop: Loop, at: int) -> list[int]:
+        """At which steps the walks of a loop are, of which the first has this number."""
+        pairs = zip(loop.walks, self.times[at:], strict=False)
+        return [time and walk.coming(time + 1)[time - 1] for walk, time in pairs]
 
     def empty(self, number: int) -> list[bool] | None:
         """Which classes read nothing of the tile that is here; None if all read some."""
@@ -256,7 +267,7 @@ class Rings:
             return None
         loop, at = self.loops[number], self.offsets[number]
         found, around = self.lengths(number)
-        times = tuple(self.times[at : at + len(loop.walks)])
+        times = tuple(self.at_steps(loop, at))
         lengths = found.at(around, times, len(loop.stages))
         return [n == 0 for n in lengths] if 0 in lengths else None
 
@@ -270,14 +281,15 @@ class _Trimmed:
 
     def __init__(self, rings: Rings, number: int, index: int, walk: Walk, nbytes: int) -> None:
         self.tally, self.walk = rings.tally, walk
-        self.wires = rings.common.ring(walk.dim, walk.direct, walk.reverse)
+        self.wires = rings.wires(walk)
+        self.steps = walk.coming(len(self.wires) + 1)
         loop, at = rings.loops[number], rings.offsets[number]
         self.found, around = rings.lengths(number)
         depth = loop.stages.index(walk)
         if any(isinstance(stage, Gather) for stage in loop.stages[depth:]):
             raise NoForm("gathered inside what is trimmed")
-        self.unit = nbytes // self.found.depth(depth).atoms
-        self.where = walk, around, tuple(rings.times[at : at + index]), depth
+        self.unit = nbytes // self.found.depth(depth).tokens
+        self.where = walk, around, tuple(rings.at_steps(loop, at)[:index]), depth
         self.off = rings.off()
         self.flights: deque[tuple[float, list[int] | None]] = deque()
         self.works: list[int] | None = None  # copies that the last transfer's name holds on to
@@ -304,7 +316,7 @@ class _Trimmed:
     def launch(self, index: int) -> None:
         """Start the transfer that brings the tile of the next step."""
         sent, tally, unit, copies = (
-            self.found.sent(*self.where, index + 1),
+            self.found.sent(*self.where, self.steps[index]),
             self.tally,
             self.unit,
             None,

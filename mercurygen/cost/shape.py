@@ -14,6 +14,7 @@ from mercurygen.cost.kernels import NOTHING, Spent, added, seconds
 from mercurygen.cost.steps import Call, classes_of, steps_of, telling, walked
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.sizes import scratch_bytes, share_bytes
+from mercurygen.lower.visible import EVERY
 
 
 class Calls:
@@ -84,7 +85,7 @@ class Shape:
             if axis is not None:
                 self.local[axis] //= mesh.extent(dim)
         for walk in walks:
-            self.local[walk.axis] //= walk.size
+            self.local[walk.axis] //= walk.extent
         self.elements: dict[tuple, tuple[int, ...]] = {}
         self._calls: dict[bool, Calls] = {}
         self._busiest: dict[str, tuple[Spent, float]] = {}
@@ -154,12 +155,12 @@ class Kinds(dict[tuple, tuple]):
 
     def _call(self, call: Call | None) -> tuple:
         """One call: what it spends, scratch bytes, and unmerged the bytes of share and region."""
-        extents, causal, less, documents = dict(self.local), False, 0, ()
+        extents, band, less, documents = dict(self.local), EVERY, 0, ()
         common = self.common
         rows, columns = self.plan.program.mask_axes or (None, None)
         if call is not None:
-            extents[rows], extents[columns], causal, less, documents = call
-        spent = common.kernels.call(tuple(extents.values()), causal, self.merge, documents)
+            extents[rows], extents[columns], band, less, documents = call
+        spent = common.kernels.call(tuple(extents.values()), band, self.merge, documents)
         scratch, share, region = scratch_bytes(self.plan, extents, self.merge), None, None
         if not self.merge:
             share = share_bytes(self.plan, extents)

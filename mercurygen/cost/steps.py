@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from mercurygen.cost.kernels import bounds
 from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.mesh import Mesh
 from mercurygen.ir.program import Program
 from mercurygen.lower.cuts import EARLIER, EQUAL, LATER, Digit, cuts_of
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import Block, sizes_of, tokens_of
+from mercurygen.lower.visible import Band, Block, sizes_of
 
-# rows, columns, whether the mask cuts them, rows left out, and of packed documents each one's
-Call = tuple[int, int, bool, int, tuple[tuple[int, int], ...]]
+# rows, columns, which of them each sees, rows left out, and of packed documents each one's
+Call = tuple[int, int, Band, int, tuple[tuple[int, int], ...]]
 Place = dict[str, int]
 Counts = tuple[tuple[int, int, bool], ...]  # (number, times, whether the rest does not matter)
 
@@ -34,20 +35,31 @@ class Walked:
         axis: whose tiles come by.
         back: +1 or -1: how the owner moves from step to step.
         first: step that the first tile is of: results alone that go home begin one ahead.
-        size: of the dimension.
+        extent: of the dimension.
+        steps: of the tiles that come by, the own one's first.
     """
 
     dim: str
     axis: str
     back: int
     first: int
-    size: int
+    extent: int
+    steps: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many tiles come by."""
+        return len(self.steps)
 
 
 def walked(plan: Plan) -> tuple[Walked, ...]:
     """The walks of a nest, outermost first."""
-    extent = plan.program.mesh.extent
-    return tuple(Walked(*pace, extent(pace[0])) for loop in plan.nest.loops for pace in loop.paces)
+    found = []
+    for *pace, steps in [pace for loop in plan.nest.loops for pace in loop.paces]:
+        size = plan.program.mesh.extent(pace[0])
+        coming = tuple(range(size)) if steps is None else (0, *steps)
+        found.append(Walked(*pace, size, coming))
+    return tuple(found)
 
 
 def telling(program: Program, walks: tuple[Walked, ...]) -> tuple[str, ...]:
@@ -140,7 +152,7 @@ class Steps:
             program.mesh.in_order((*_dims(walks, axis), *program.parallel_dims(axis)))
             for axis in program.mask_axes
         ]
-        cuts, size = cuts_of(program, *tiles), atoms_of(program).domain.size
+        cuts, striped = cuts_of(program, *tiles), atoms_of(program).domain.striped
         self.of, self.classes, self.walks = cuts.of, classes, walks
         self.digits, self.at = [], []  # and of each the place of its walk among all
         for digit in cuts.digits:
@@ -148,7 +160,7 @@ class Steps:
             walk = None if at is None else walks[at]
             self.digits.append(_moving(program, digit, walk))
             self.at.append(at)
-        self.kinds = tuple([tuple([_call(b, size) for b in blocks]) for blocks in cuts.kinds])
+        self.kinds = tuple([tuple([_call(b, striped) for b in blocks]) for blocks in cuts.kinds])
         self._rows: dict[int, list[int]] = {}
         self._present: dict[tuple, frozenset[int]] = {}
         self.times = list(product(*(range(walk.size) for walk in walks)))
@@ -207,6 +219,12 @@ class Steps:
         return tuple([(first, rest, classes) for (first, rest), classes in found.items()])
 
 
+def _call(block: Block, striped: bool) -> Call:
+    """A block: stripes are not cut, their first rows and last columns are left out."""
+    less = block.rows[0] if striped else 0
+    return block.height, block.width, bounds(block), less, sizes_of(block)
+
+
 class _Moving:
     """A digit of pairs of tiles, of which one comes by along the digit's dimension, or none.
 
@@ -219,15 +237,18 @@ class _Moving:
         self.walk, self.of_rows = walk, walk is not None and walk.axis == rows
         self._numbers: dict[int, list[int]] = {}
         self._met: dict[int, frozenset[int]] = {}
-        self.times = self.size if self.walk else 1
+        self.times = walk.size if walk else 1
         found: Counter[tuple] = Counter()
         for i, first in enumerate(self.numbers(0)):
             found[first, self._count(i)] += 1
         self.counts = [(first, more, alike) for (first, more), alike in found.items()]
 
     def _count(self, ours: int) -> tuple[tuple[int, int], ...]:
-        """(number, times) of a rank at a coordinate: every tile comes by once."""
-        theirs = range(self.size) if self.walk else (ours,)
+        """(number, times) of a rank at a coordinate: every tile in reach comes by once."""
+        theirs = [ours]
+        if self.walk:
+            away = [self.walk.back * (step + self.walk.first) for step in self.walk.steps]
+            theirs = [(ours + each) % self.size for each in away]
         if self.digit.compared and self.digit.rows and self.digit.columns and self.walk:
             before, after = ours, self.size - 1 - ours
             later, earlier = (after, before) if self.of_rows else (before, after)
@@ -257,7 +278,7 @@ class _Moving:
             ours = range(self.size)
             theirs: Sequence[int] = ours
             if self.walk is not None:
-                away = self.walk.back * (time + self.walk.first)
+                away = self.walk.back * (self.walk.steps[time] + self.walk.first)
                 theirs = [(i + away) % self.size for i in ours]
             rows, columns = (theirs, ours) if self.of_rows else (ours, theirs)
             found = self._numbers[time] = list(map(self.digit.number, rows, columns))
@@ -269,7 +290,7 @@ class _Moving:
         if found is None:
             both = self.digit.rows and self.digit.columns and self.digit.compared
             if both and self.walk is not None:
-                away = (time + self.walk.first) % self.size
+                away = (self.walk.steps[time] + self.walk.first) % self.size
                 found = frozenset((LATER, EARLIER) if away else (EQUAL,))
             else:
                 found = frozenset(self.numbers(time))
@@ -284,11 +305,6 @@ def _moving(program: Program, digit: Digit, walk: Walked | None) -> _Moving:
     if found is None:
         found = program.shared[key] = _Moving(digit, walk, program.mask_axes[0])
     return found
-
-
-def _call(block: Block, size: int) -> Call:
-    """The call on a block, with `size` tokens an atom."""
-    return (*tokens_of(block, size), block.causal, int(block.below), sizes_of(block))
 
 
 def _dims(walks: tuple[Walked, ...], axis: str) -> list[str]:

@@ -136,8 +136,8 @@ class Run:
         match self.mask:
             case Domain("causal"):
                 live = lag >= 0
-            case Domain("window", width=width):
-                live = (lag >= 0) & (lag < width)
+            case Domain("window", width=width, ahead=ahead):
+                live = (lag >= -ahead) & (lag < width)
         if self.mask is not None and self.mask.borders:
             borders = torch.tensor(self.mask.borders, device=self.device)
             rows, columns = (torch.bucketize(x, borders, right=True) for x in (row, column))

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from mercurygen.emit import border, gradients, held, kernels, nest, outside, tiles
+from mercurygen.emit import border, gradients, held, kernels, nest, outside, tiles, windows
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import called, variable
@@ -55,7 +55,8 @@ class Both:
 def apply(both: Both, layout: str) -> list[str]:
     """Lines of the public function that call it; layout: of the caller's tensors."""
     more = ["return_lse"] if both.asks else []
-    given = ", ".join(["q, k, v", *both.borders, *both.groups, "scale", *more])
+    window = ["window"] if both.plan.program.mask == "window" else []
+    given = ", ".join(["q, k, v", *both.borders, *both.groups, "scale", *window, *more])
     return [
         f"out, lse = {NAME}.apply({given})",
         *outside.back(layout),
@@ -68,9 +69,8 @@ def function(both: Both, backward: list[str]) -> str:
     groups = [f"{name}: list[int]" for name in both.borders]
     groups += [f"{name}: dist.ProcessGroup" for name in both.groups]
     more = ["return_lse: bool"] if both.asks else []
-    given = ", ".join(
-        ["ctx: Any", "q: Tensor", "k: Tensor", "v: Tensor", *groups, "scale: float", *more]
-    )
+    scale = ["scale: float", *(["window: tuple[int, int]"] * bool(windows.argument(both.plan)))]
+    given = ", ".join(["ctx: Any", "q: Tensor", "k: Tensor", "v: Tensor", *groups, *scale, *more])
     q, out, lse = (held.length(both.plan, name) for name in ("q", "out", "lse"))
     k = held.length(both.plan, "k")
     inputs = f"q [B, {q}, H, D], k [B, {k}, K, D], v [B, {k}, K, E]"
@@ -116,12 +116,13 @@ def _forward(both: Both) -> list[str]:
             lines = ["given = q, k, v", *lines]
             save = "ctx.save_for_backward(*given, out, lse)"
         lines += [*([] if part_counts(plan) else out), *lse, save]
-    attributes, names = "ctx.scale", "scale"
+    window = windows.argument(both.plan)
+    attributes, names = "ctx.scale" + (", ctx.window" * bool(window)), f"scale{window}"
     if groups := _used(both):
         grouped = f"({', '.join(groups)})" if len(groups) > 1 else groups[0]
         attributes, names = (
             f"ctx.group{'s' if len(groups) > 1 else ''}, {attributes}",
-            f"{grouped}, scale",
+            f"{grouped}, scale{window}",
         )
     if both.borders:
         attributes, names = f"ctx.borders, {attributes}", f"borders, {names}"
@@ -138,14 +139,15 @@ def _used(both: Both) -> list[str]:
 def _backward(both: Both) -> list[str]:
     """The backward's lines."""
     groups = _used(both)
-    given = ["ctx.scale"]
-    names = ["scale"]
+    window = both.plan.program.mask == "window"
+    given = ["ctx.scale", *(["ctx.window"] * window)]
+    names = ["scale", *(["window"] * window)]
     if groups:
         given = ["ctx.groups" if len(groups) > 1 else "ctx.group", *given]
         names = [f"({', '.join(groups)})" if len(groups) > 1 else groups[0], *names]
     if both.borders:
         given, names = ["ctx.borders", *given], ["borders", *names]
-    others = len(both.groups) + len(both.borders) + 1 + both.asks
+    others = len(both.groups) + len(both.borders) + 1 + window + both.asks
     return [
         f"{KEPT} = ctx.saved_tensors",
         f"{', '.join(names)} = {', '.join(given)}",
@@ -233,7 +235,9 @@ def kernel(plan: Plan) -> list[str]:
     if plan.program.kernel == TRITON:
         moving = any(loop.outputs for loop in plan.nest.loops)
         return [kernels.backward(plan.program.kernel_options), *(add if moving else [])]
-    block = render("packed_block_backward" if plan.program.documents else "block_backward")
+    kinds = {"window": "window_block_backward"}
+    block = kinds.get(plan.program.mask, "block_backward")
+    block = render("packed_block_backward" if plan.program.documents else block)
     return [block, *(add if plan.nest.begin != "only" else [])]
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import prod
+
+from mercurygen.emit import windows
+from mercurygen.emit.loops import runs_of_chunk, walked
 from mercurygen.emit.needed import (
     cut_loop,
     may_be_empty,
@@ -53,22 +57,37 @@ def functions(plan: Plan) -> list[str]:
     form = need_form(plan)
     if form == "whole":
         return [render("fetch_whole")]
+    window = plan.program.mask == "window"
     cuts = form not in ("before", "after")  # there all of a tile is read, or nothing
     rows = rows_are_cut(plan)
     fetch = render(
         "fetch",
-        more="".join(f", {each}" for each in parameters(plan)),
-        received=_asked(plan, "me", "owner"),
-        sent=_asked(plan, "reader", "me"),
+        more="".join(f", {each}" for each in parameters(plan)) + windows.parameter(plan),
+        received=asked(plan, "me", "owner"),
+        sent=asked(plan, "reader", "me"),
         leaving="leaving" if cuts else "own",
         cuts=cuts,
         empty=may_be_empty(plan),
+        window=window,
     )
+    if window:
+        return [fetch, *_of_window(plan), render("cut", window=True, rows=False), render("front")]
     place = "tuple[int, ...]" if _places(plan) else "int"
     needed = _NEEDED_ROWS if rows and form == "chunks" else _NEEDED[form].replace("PLACE", place)
     fronts = [_FRONTS] if uneven(plan) else []
-    cut = [render("cut", rows=rows)] if cuts else []
+    cut = [render("cut", window=False, rows=rows)] if cuts else []
     return [fetch, *cut, *fronts, needed, render("front")]
+
+
+def _of_window(plan: Plan) -> list[str]:
+    """What a window leaves of tiles, and at which steps anybody reads something."""
+    whole = tuple(each for each in plan.row_dims if each != walked(plan)[0].dim)
+    sign = "+" if walked(plan)[0].reverse else "-"
+    found = asked(plan, "me", f"(me {sign} step) % size", tokens="tokens", whole=whole)
+    steps = windows.STEPS.format(asked=f"_needed({found})")
+    if need_form(plan) == "stripes":
+        return [steps, windows.NEEDED_STRIPES]
+    return [steps, windows.VISIBLE_HERE, windows.NEEDED]
 
 
 def parameters(plan: Plan) -> list[str]:
@@ -194,21 +213,49 @@ def _places(plan: Plan) -> bool:
     return loop is not None and any(walk.direct for walk in loop.walks[1:])
 
 
-def _asked(plan: Plan, reader: str, owner: str) -> str:
-    """Arguments of `_needed`."""
+def asked(
+    plan: Plan, reader: str, owner: str, tokens: str = "tokens", whole: tuple[str, ...] = ()
+) -> str:
+    """Arguments of `_needed`.
+
+    Args:
+        plan: of the module.
+        reader, owner: their places along the ring.
+        tokens: of a whole tile.
+        whole: dimensions beside the ring of which all ranks' rows are meant.
+    """
+    if plan.program.mask == "window":
+        if need_form(plan) == "stripes":
+            return f"{reader}, {owner}, {tokens}, window"
+        count = _chunk_count(plan)
+        size = f"{tokens}{f' // {count}' if count > 1 else ''}"
+        return ", ".join((*_chunks_of(plan, reader, owner, whole), size, "window"))
     if _listed(plan):
-        return f"rows[{reader}], cols[{owner}]"
+        return f"rows[{reader}], cols[{owner}], {tokens}"
     if need_form(plan) != "chunks":
         if _places(plan):
-            return f"(*ours, {reader}), (*theirs, {owner})"
-        return f"{reader}, {owner}"
+            return f"(*ours, {reader}), (*theirs, {owner}), {tokens}"
+        return f"{reader}, {owner}, {tokens}"
+    return ", ".join((*_chunks_of(plan, reader, owner, whole), tokens))
+
+
+def _chunk_count(plan: Plan) -> int:
+    """Chunks of a tile that comes by."""
+    program, dim = plan.program, walked(plan)[0].dim
+    others = prod(program.mesh.extent(each) for each in program.order.dims if each != dim)
+    return program.order.halves * others * runs_of_chunk(plan)
+
+
+def _chunks_of(plan: Plan, reader: str, owner: str, whole: tuple[str, ...]) -> list[str]:
+    """The chunks along both axes of the mask of the rank that reads, or owns, the tile."""
     loop, program = cut_loop(plan), plan.program
     place = {axis: owner if axis == loop.axis else reader for axis in program.mask_axes}
     (walk,) = loop.walks
 
     def held(axis: str) -> str:
-        """The chunks along an axis of the rank that reads, or owns, the tile."""
-        at = {dim: f"[{variable(dim)}.rank()]" for dim in program.parallel_dims(axis)}
+        """Those along one axis."""
+        own = (dim for dim in program.parallel_dims(axis) if dim not in whole)
+        at = {dim: f"[{variable(dim)}.rank()]" for dim in own}
         return _chunks_at(plan, {**at, walk.dim: f"[{place[axis]}]"})
 
-    return ", ".join(map(held, program.mask_axes))
+    return [held(axis) for axis in program.mask_axes]

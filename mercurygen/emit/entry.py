@@ -6,7 +6,17 @@ import re
 from math import lcm, prod
 from textwrap import wrap
 
-from mercurygen.emit import border, differentiable, held, masks, nest, outside, tiles
+from mercurygen.emit import (
+    border,
+    differentiable,
+    held,
+    masks,
+    nest,
+    outside,
+    ring_kinds,
+    tiles,
+    windows,
+)
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import part_counts, runs_of_chunk
 from mercurygen.emit.words import variable
@@ -31,6 +41,10 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 """
+_WINDOW = [
+    "        window: keys before and after itself that a query sees, as in flash-attention; the",
+    "            same on all ranks. Transfers are as long as it makes them.",
+]
 _HEADS = ("HD", "KD", "KE")  # of q, k and v, behind B and S
 
 
@@ -67,13 +81,15 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
     ]
     rows = outside.shape(layout, "B", held.length(plan, "out"), "H", "E")
     rows += ", a view," if exchanged(layout) else ""
+    window = plan.program.mask == "window"
     seq = "length of the whole sequence: S is checked against it if given"
     packed = bool(plan.program.documents)
     given_documents, more = ("cu_seqlens: Tensor, ", "cu_seqlens, ") if packed else ("", "")
     lines = [
         f"{_OPAQUE if both and mesh.dims else ''}"
         f"def attention(q: Tensor, k: Tensor, v: Tensor, {given_documents}{signature}, *, "
-        "scale: float | None = None, seq: int | None = None, return_lse: bool = False,"
+        f"scale: float | None = None, {'window: tuple[int, int] = WINDOW, ' if window else ''}"
+        "seq: int | None = None, return_lse: bool = False,"
         ") -> Tensor | tuple[Tensor, Tensor]:",
         f'    """Attend over the whole sequence{_PROMISE if both else _NO_PROMISE}',
         "",
@@ -82,6 +98,7 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
         *(_CU_SEQLENS if packed else []),
         *wrap(f"mesh: {what}.", 98, initial_indent=" " * 8, subsequent_indent=" " * 12),
         "        scale: softmax scale; 1 / sqrt(D) if None.",
+        *(_WINDOW if window else []),
         f"        seq: {seq}.",
         f"        return_lse: also return the log-sum-exp of the scores{_LSE if both else ''}; "
         "the same on all ranks.",
@@ -96,7 +113,7 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
         *([] if both else ["        RuntimeError: a gradient would be needed."]),
         '    """',
         "    q, k, v = _autocast(q, k, v)",
-        f"    _check(q, k, v, {more}mesh, seq)",
+        f"    _check(q, k, v, {more}mesh, seq{windows.argument(plan)})",
         *(f"    {line}" for line in outside.into(layout)),
         "    scale = q.shape[3] ** -0.5 if scale is None else scale",
         *(["    borders = _borders(cu_seqlens)"] if packed else []),
@@ -154,16 +171,28 @@ def check(plan: Plan, both: Both | None, layout: str) -> str:
     lines = [
         f"{_AUTOCAST}def _check(q: Tensor, k: Tensor, v: Tensor, "
         f"{'cu_seqlens: Tensor, ' if layout == PACKED else ''}"
-        f"mesh: {'DeviceMesh' if mesh.dims else 'None'}, seq: int | None) -> None:",
+        f"mesh: {'DeviceMesh' if mesh.dims else 'None'}, seq: int | None"
+        f"{windows.parameter(plan)}) -> None:",
         '    """Refuse what this schedule cannot do; facts that all ranks share come first."""',
     ]
     lines.append(_CHECK_MESH if mesh.dims else _CHECK_NO_MESH)
+    if plan.program.mask == "window":
+        lines += [_CHECK_WINDOW, *_one_way(plan, both)]
     if both is None:
         lines.append(_CHECK_GRADIENT)
     lines += [_check_tensors(plan, layout), *_check_sizes(plan, both, layout)]
     if layout == PACKED:
         lines.append(_CHECK_DOCUMENTS.format(times=" * WORLD_SIZE" if mesh.dims else ""))
     return "\n".join(lines)
+
+
+def _one_way(plan: Plan, both: Both | None) -> list[str]:
+    """A short ring that passes tiles on brings those of one side: of others there are none."""
+    plans = [plan, *([both.backward] if both else [])]
+    found = [x for each in plans for x in ring_kinds.rings(each).values()]
+    sides = {not x.reverse for x in found if x.short and not x.direct}
+    where = ("after", "before")
+    return [_CHECK_ONE_WAY.format(side=int(way), where=where[way]) for way in sorted(sides)]
 
 
 _CHECK_MESH = """\
@@ -183,6 +212,14 @@ _CHECK_MESH = """\
 _CHECK_NO_MESH = """\
     if torch.is_tensor(mesh):
         raise ValueError("mesh is a tensor: must be None; this attention takes no cu_seqlens")"""
+
+_CHECK_WINDOW = """\
+    if len(window) != 2 or min(window) < 0:
+        raise ValueError(f"window is {window}: must be two numbers of keys, 0 or more")"""
+
+_CHECK_ONE_WAY = """\
+    if window[{side}]:
+        raise ValueError(f"window is {{window}}: this ring brings what is {where} a query only")"""
 
 _CHECK_GRADIENT = """\
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):

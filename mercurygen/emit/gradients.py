@@ -6,8 +6,9 @@ inside it, and `_tile_gradients` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import kernels, masks, packed, walk
+from mercurygen.emit import direct, kernels, masks, packed, walk, windows
 from mercurygen.emit.border import runs_argument
+from mercurygen.emit.gradient_kinds import straight_back
 from mercurygen.emit.levels import Level, Names, with_owner
 from mercurygen.emit.ring_kinds import name_of, ring_of
 from mercurygen.emit.templates import render
@@ -19,33 +20,6 @@ from mercurygen.lower.plan import Gather, Loop, Plan
 SHARE = "tuple[Tensor, ...]"
 _TILES = {"q": "queries", "k": "keys", "v": "values", "out": "outs", "lse": "lses", "do": "grads"}
 _TILES |= {"delta": "deltas"}
-
-
-def not_emitted(plan: Plan) -> str | None:
-    """What of a plan of gradients has no text yet."""
-    loops = plan.nest.loops
-    walks = [walk for loop in loops for walk in loop.walks]
-    if plan.tiles:
-        return "a backward in parts"
-    if any("lse" in loop.tensors and isinstance(s, Gather) for loop in loops for s in loop.stages):
-        return "a backward that gathers lse"
-    if any(swap.gathered == "G" for swap in plan.before):
-        return "a backward that takes query heads back to the sequence before it begins"
-    if any(loop.walks and loop.home != "relayed" for loop in loops):
-        return "a backward where tiles come by and gradients of theirs do not go on with them"
-    if len({loop.outputs for loop in loops if loop.walks}) > 1:
-        return "a backward where some gradients travel inside the ring of others"
-    if any(not loop.tensors or len(loop.walks) > 1 or loop.partner for loop in loops if loop.walks):
-        return "a backward with rings of this kind"
-    if len({ring_of(plan, walk) for walk in walks}) > 1 or any(walk.direct for walk in walks):
-        return "a backward with direct rings, or rings of several kinds"
-    if any(reduce.kind != "sum" or reduce.dtype for reduce in plan.nest.reduces):
-        return "gradients that cross links in less than float32"
-    if any(r.axis not in (None, *plan.program.mask_axes) for r in plan.nest.reduces):
-        return "gradients that are dealt out along another axis than the sequence"
-    if plan.nest.begin == "only" and any(reduce.axis is None for reduce in plan.nest.reduces):
-        return "gradients of one block that are added up on every rank"
-    return None
 
 
 class Gradients(Names):
@@ -75,7 +49,7 @@ class Gradients(Names):
         places = [f"{self.letters[dim]}: int" for dim in self.places(index)]
         groups = [f"{variable(dim)}: dist.ProcessGroup" for dim in self.groups(index)]
         groups = [*(f"{x}: list[int]" for x in _borders(self.plan)), *groups]
-        return [*(f"{x}: Tensor" for x in tensors), *places, *groups, "scale: float"]
+        return [*(f"{x}: Tensor" for x in tensors), *places, *groups, *_scale(self.plan, True)]
 
     def groups(self, index: int) -> list[str]:
         """Dimensions whose communicator a level or what is inside it needs."""
@@ -102,7 +76,8 @@ class Gradients(Names):
         tensors = [tiles.get(names[x], x) for x in kernels.given(self.plan)]
         places = [self.letters[dim] for dim in self.places(index + 1)]
         groups = [variable(dim) for dim in self.groups(index + 1)]
-        given = [*self.staying, *tensors, *places, *_borders(self.plan), *groups, "scale"]
+        given = [*self.staying, *tensors, *places, *_borders(self.plan), *groups]
+        given += _scale(self.plan)
         return f"{self.function(index + 1)}({', '.join(given)})"
 
 
@@ -115,16 +90,25 @@ def needs_function(plan: Plan) -> bool:
 def call(plan: Plan) -> str:
     """The call that gives dq, dk and dv."""
     if not needs_function(plan):
-        causal = plan.program.mask == "causal"
-        more = ", documents=(borders, borders)" if plan.program.documents else ""
-        return f"_block_backward({', '.join(kernels.given(plan))}, scale, {causal=}{more})"
+        mask = kernels.mask_argument(plan, plan.program.mask != "full")
+        mask += ", documents=(borders, borders)" if plan.program.documents else ""
+        return f"_block_backward({', '.join(kernels.given(plan))}, scale, {mask})"
     groups = [variable(dim) for dim in Gradients(plan).groups(0)]
-    return f"_gradients({', '.join([*kernels.given(plan), *_borders(plan), *groups, 'scale'])})"
+    given = [*kernels.given(plan), *_borders(plan), *groups, *_scale(plan)]
+    return f"_gradients({', '.join(given)})"
 
 
 def _borders(plan: Plan) -> list[str]:
     """What the functions are given of packed documents."""
     return ["borders"] if plan.program.documents else []
+
+
+def _scale(plan: Plan, typed: bool = False) -> list[str]:
+    """What every function is given last: the scale, and the window if there is one."""
+    window = plan.program.mask == "window"
+    if typed:
+        return ["scale: float", *(["window: tuple[int, int]"] * window)]
+    return ["scale", *(["window"] * window)]
 
 
 def functions(plan: Plan) -> list[str]:
@@ -144,8 +128,20 @@ def functions(plan: Plan) -> list[str]:
             "on": "",
             "parameter": "",
         }
-        texts.append(render("carry", alone=False, raw=False, **values))
+        if straight_back(plan):
+            texts += _send_home(plan, share)
+        else:
+            texts.append(render("carry", alone=False, raw=False, **values))
     return [*texts, *_sums(plan), *masks.visible_functions(plan), *walk.functions(plan)]
+
+
+def _send_home(plan: Plan, share: str) -> list[str]:
+    """Straight back to the owners."""
+    needed = direct.asked(plan, "reader", "me")
+    parameters = "".join(f", {variable(each)}: dist.ProcessGroup" for each in direct.beside(plan))
+    parameters += windows.parameter(plan)
+    values = {"share": share, "needed": needed, "parameters": parameters}
+    return [render("send_home", **values), render("add_arrived")]
 
 
 def heading(plan: Plan) -> str:
@@ -153,6 +149,8 @@ def heading(plan: Plan) -> str:
     names = Gradients(plan)
     if not names.moving:
         return "backward"
+    if straight_back(plan):
+        return f"backward: {_moved(plan)} come by, {' and '.join(names.moving)} go back"
     go = "go on with them" if len(names.moving) > 1 else "goes on with them"
     return f"backward: {_moved(plan)} come by, {' and '.join(names.moving)} {go}"
 
@@ -245,8 +243,11 @@ def _packed(plan: Plan, name: str) -> bool:
 def _walk(names: Gradients, index: int) -> str:
     """The tiles of a level, one after the other."""
     loop = names.levels[index].loop
-    ring = name_of(names.plan, loop.walks[-1])
-    call = f"{ring}({_tiles(names, loop, index)}, {variable(loop.walks[-1].dim)})"
+    function = name_of(names.plan, loop.walks[-1])
+    group = variable(loop.walks[-1].dim)
+    if ring_of(names.plan, loop.walks[-1]).short:
+        group += "".join(f", {variable(each)}" for each in direct.beside(names.plan)) + ", window"
+    call = f"{function}({_tiles(names, loop, index)}, {group})"
     for stage in loop.walking[1:]:
         if isinstance(stage, Gather):
             group = f"{variable(stage.dim)}{runs_argument(names.plan, stage.join)}"
@@ -260,8 +261,13 @@ def _ring(names: Gradients, index: int) -> list[str]:
     dim = level.loop.walks[-1].dim
     tile = ", ".join(_TILES[x] for x in level.loop.tensors)
     target = f"{names.letters[dim]}, ({tile})" if with_owner(names.plan) else tile
-    lines = [f"    shares = ({names.inner_call(index)} for {target} in {_walk(names, index)})"]
-    carried = f"_carry(shares, {variable(dim)})"
+    share, carried = names.inner_call(index), f"_carry(shares, {variable(dim)})"
+    if straight_back(names.plan):
+        more = "".join(f", {variable(each)}" for each in direct.beside(names.plan))
+        some = f"{_TILES[level.loop.tensors[0]]}.shape[1]"  # else nothing of the tile is read
+        share = f"({names.letters[dim]}, {share} if {some} else ())"
+        carried = f"_send_home(shares, {variable(dim)}{more}, window)"
+    lines = [f"    shares = ({share} for {target} in {_walk(names, index)})"]
     if index:
         return [*lines, f"    return {carried}"]
     target = _listed(names.moving)
@@ -271,9 +277,9 @@ def _ring(names: Gradients, index: int) -> list[str]:
 def _body(names: Gradients, index: int) -> list[str]:
     """The body on what the mask leaves of the tiles that are here."""
     plan, every, tensors = names.plan, _every(names), ", ".join(kernels.given(names.plan))
-    causal = plan.program.mask == "causal"
+    masked = plan.program.mask != "full"
     if plan.nest.begin == "only" and plan.program.kernel != TRITON:
-        share = f"_block_backward({tensors}, scale, {causal=})"
+        share = f"_block_backward({tensors}, scale, {kernels.mask_argument(plan, masked)})"
         if plan.nest.reduces:  # they are added up in float32
             return [f"    {every} = (x.to(lse.dtype) for x in {share})"]
         return [f"    {every} = {share}"]
@@ -281,7 +287,7 @@ def _body(names: Gradients, index: int) -> list[str]:
     if index and len(names.moving) == 1:
         end = [f"return ({names.moving[0]},)"]
     if plan.nest.begin == "only":
-        blocks = kernels.added(plan, tensors, every, causal)
+        blocks = kernels.added(plan, tensors, every, masked)
     else:
         blocks = _blocks(names, tensors)
     lines = [*_made(names.moving if index else names.every), *blocks, *end]
@@ -314,9 +320,11 @@ def _blocks(names: Gradients, tensors: str) -> list[str]:
                 *kernels.added(plan, part, parts, True, apart=True),
             ]
         (added,) = kernels.added(plan, part, parts, kernels.CUT)
+        visible = "_visible_here" if straight_back(plan) else "_visible"
         return [
             f"{ours} = {names.chunks(rows)}, {names.chunks(cols)}",
-            f"for rows, cols, {word} in _visible({ours}, q.shape[1] // len({first})):",
+            f"for rows, cols, {word} in {visible}({ours}, q.shape[1] // len({first})"
+            f"{windows.argument(plan)}):",
             f"    {added}",
         ]
     me, owner, lines = names.slot(rows), names.slot(cols), []
@@ -329,6 +337,13 @@ def _blocks(names: Gradients, tensors: str) -> list[str]:
             *lines,
             f"if {owner} <= {me}:  # a later owner's tokens come after all of ours",
             *(f"    {line}" for line in added),
+        ]
+    if plan.program.mask == "window":  # stripes
+        (added,) = kernels.added(plan, part, parts, kernels.CUT)
+        return [
+            *lines,
+            f"for rows, cols, band in _visible({me}, {owner}, q.shape[1], window):  # one at most",
+            f"    {added}",
         ]
     tokens = ", q.shape[1]" if form == "halves" else ""
     target = f"rows, cols, {word}" if form == "halves" else "rows, cols"

@@ -53,7 +53,11 @@ def _title(schedule: Schedule) -> str:
     kind = "multi-head" if problem.heads == problem.kv_heads else "grouped-query"
     kind = "multi-query" if problem.kv_heads == 1 < problem.heads else kind
     packed = " of packed documents" if problem.documents else ""
-    return f"{'Causal' if problem.mask == 'causal' else 'Full'} {kind} attention{packed}"
+    if problem.mask != "window":
+        return f"{'Causal' if problem.mask == 'causal' else 'Full'} {kind} attention{packed}"
+    ahead = f", {problem.ahead} after it" if problem.ahead else ""
+    seen = f"a query sees itself, {problem.window - 1} keys before{ahead}"
+    return f"Windowed {kind} attention ({seen})"
 
 
 def _holds(plan: Plan) -> str:
@@ -187,7 +191,7 @@ def _loop_rows(
             case Walk():
                 words = _walk_cells(plan, stage, f"{tensors} {mib(tile)}", rounds)
                 rows += [(stage.dim, *words)] if loop.tensors else []
-                rounds *= size
+                rounds *= 1 + len(stage.coming(size))
             case Gather():
                 sent = mib(tile * (size - 1))
                 often = f", {times(rounds, 'time')}" if rounds > 1 else ""
@@ -202,7 +206,7 @@ def _walk_cells(plan: Plan, walk: Walk, tile: str, rounds: int) -> tuple[str, st
     if walk.both and size > 2:
         steps = times(rounds * (size // 2), "step")
         return "ring both ways", f"{tile} a step and way, {steps}"
-    steps = times(rounds * (size - 1), "step")
+    steps = times(rounds * len(walk.coming(size)), "step")
     if not walk.direct and not cut_outside(plan, walk.dim) or need_form(plan) == "whole":
         return word, f"{tile} a step, {steps}"
     sent = _sent(plan, walk.dim)
@@ -266,6 +270,8 @@ def _order(plan: Plan) -> str:
             text += _evenness(plan)
         elif plan.program.mask == "causal" and plan.row_dims:
             text += " Under the causal mask the last ranks have the most to do."
+        if plan.program.mask == "window" and plan.row_dims:
+            text += " Under the window the first rank has the least to do, the others all the same."
         return "\n".join(wrap(text, WIDTH))
     if order.kind == "striped":
         text = f"Striped: rank r owns every {ranks}th token, from token r on."

@@ -17,14 +17,23 @@ CUT = "cut"  # a block of which the loop around it says whether the mask cuts it
 
 def mask_word(plan: Plan) -> str:
     """What says of a block how the mask cuts it: the last argument of its call."""
+    if plan.program.mask == "window":
+        return "band"
     return "ahead" if plan.program.kernel == TRITON else "causal"
 
 
 def mask_argument(plan: Plan, causal: bool | str) -> str:
-    """That argument of a full block, of a causal square, or of what an expression says."""
+    """That argument of a full block, of our own tile's (whose diagonal is the tile's own), or of
+    what an expression says."""
     word = mask_word(plan)
     if causal == CUT:
         return word
+    if word == "band":
+        step = plan.atoms.domain.count // len(plan.rows(plan.program.mesh.coordinate(0)))
+        own = "(-window[0], window[1])"
+        if plan.atoms.striped and step > 1:  # tokens from one to the next of a rank
+            own = f"(-(window[0] // {step}), window[1] // {step})"
+        return f"{word}={own}" if causal else f"{word}=(None, None)"
     if plan.program.kernel == TRITON:
         told = isinstance(causal, str)
         return f"{word}=0 if {causal} else None" if told else f"{word}={0 if causal else None}"
@@ -57,7 +66,7 @@ def widened(plan: Plan) -> list[str]:
 
 def returned(plan: Plan, tiles: str) -> list[str]:
     """Lines of a body that is one block; tiles as of `rounded`."""
-    block = call(plan, "q, k, v", plan.program.mask == "causal")
+    block = call(plan, "q, k, v", plan.program.mask != "full")
     if plan.program.kernel == TRITON:
         return [f"    out, lse = {block}", *rounded(plan, tiles)]
     return [f"    return {block}"]
@@ -103,8 +112,14 @@ def added(
 
 def alone(plan: Plan) -> str:
     """Lines of the self-check: out and gradients of one block, in the dtype of the inputs."""
-    causal = plan.program.mask == "causal"
-    if plan.program.kernel != TRITON:
+    causal = plan.program.mask != "full"
+    if mask_word(plan) == "band":
+        lines = [
+            "scale, band = q.shape[3] ** -0.5, (-_TRIED[0], _TRIED[1])",
+            "alone, lse = _block_forward(q, k, v, scale, band)",
+            "grads = _block_backward(grad_out, q, k, v, alone, lse, scale, band)",
+        ]
+    elif plan.program.kernel != TRITON:
         lines = [
             f"scale, causal = q.shape[3] ** -0.5, {causal}",
             "alone, lse = _block_forward(q, k, v, scale, causal)",
@@ -121,6 +136,13 @@ def alone(plan: Plan) -> str:
             "grads = (x.to(dtype) for x in grads)",
         ]
     return "\n    ".join(lines)
+
+
+def block(plan: Plan) -> str:
+    """`_block_forward` around torch's kernel."""
+    if plan.program.mask == "window":
+        return "\n\n\n".join([render("window_block"), render("window_band")])
+    return render("block")
 
 
 def forward(options: Options) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mercurygen.emit import kernels
+from mercurygen.emit import kernels, windows
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.needed import may_be_empty, rows_are_cut
 from mercurygen.emit.words import letters, variable
@@ -155,14 +155,16 @@ class Names:
             return kernels.call(self.plan, f"{q}, {k}, {v}", False)
         places = [self.letters[dim] for dim in self.places(index)]
         groups = [variable(dim) for dim in self.groups(index)]
-        return f"{self.function(index)}({', '.join([q, k, v, *places, *groups, 'scale'])})"
+        given = ", ".join([q, k, v, *places, *groups, "scale"]) + windows.argument(self.plan)
+        return f"{self.function(index)}({given})"
 
     def signature(self, name: str, places: list[str], groups: list[str], result: str) -> str:
         """The first line of a function."""
         given = [f"{self.letters[dim]}: int" for dim in places]
         given += [f"{variable(dim)}: dist.ProcessGroup" for dim in groups]
         more = "".join(f", {each}" for each in given)
-        return f"def {name}(q: Tensor, k: Tensor, v: Tensor{more}, scale: float) -> {result}:"
+        more += f", scale: float{windows.parameter(self.plan)}"
+        return f"def {name}(q: Tensor, k: Tensor, v: Tensor{more}) -> {result}:"
 
 
 def with_owner(plan: Plan) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import product
 from typing import Literal
 
-from mercurygen.emit import packed
+from mercurygen.emit import packed, windows
 from mercurygen.emit.loops import column_parts, part_counts, runs_of_chunk
 from mercurygen.emit.needed import need_form
 from mercurygen.emit.words import letters, variable
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.problem import ATTENTION
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import Block, visible
+from mercurygen.lower.visible import DIAGONAL, EVERY, Block, visible
 
 Form = Literal["all", "before", "halves", "stripes", "spaced", "chunks", "documents"]
 LISTED = ("spaced", "chunks")  # forms that go by the numbers of chunks
@@ -33,6 +33,9 @@ def mask_form(plan: Plan) -> Form:
     whole = plan.nest.begin == "only" and not any(loop.outputs for loop in plan.nest.loops)
     if plan.program.mask == "full" or whole:
         return "all"
+    if plan.program.mask == "window":
+        alone = set(plan.nest.walks) == set(plan.row_dims) and len(plan.row_dims) == 1
+        return "stripes" if plan.atoms.striped and alone else "chunks"
     ours = plan.nest.begin == "first" or plan.program.operator != ATTENTION[0]
     if ours and set(plan.nest.walks) == set(plan.row_dims):
         spans = [range(plan.program.mesh.extent(dim)) for dim in plan.row_dims]
@@ -47,7 +50,7 @@ def mask_form(plan: Plan) -> Form:
 def _holds(plan: Plan, form: str, slots: list[tuple[int, ...]]) -> bool:
     return all(
         visible(plan.atoms.domain, plan.program.kernel, rows, cols)
-        == _closed_form(form, me, owner, len(rows))
+        == _closed_form(form, me, owner, plan.atoms.domain.tokens(rows))
         for me, rows in enumerate(slots)
         for owner, cols in enumerate(slots)
         if me != owner or plan.nest.begin != "first"
@@ -56,15 +59,17 @@ def _holds(plan: Plan, form: str, slots: list[tuple[int, ...]]) -> bool:
 
 def _closed_form(form: str, me: int, owner: int, size: int) -> tuple[Block, ...]:
     whole, half = (0, size), size // 2
-    if owner == me:
-        return (Block(whole, whole, True),)
-    if form == "before":
-        return (Block(whole, whole, False),) if owner < me else ()
     if form == "stripes":
-        return (Block(whole, whole, True, owner > me),)
+        less = int(owner > me)
+        blocks = (Block((less, size), (0, size - less), DIAGONAL),) if size > less else ()
+        return tuple(x if x.pairs > 1 else x._replace(band=EVERY) for x in blocks)
+    if owner == me:
+        return (Block(whole, whole, DIAGONAL),)
+    if form == "before":
+        return (Block(whole, whole),) if owner < me else ()
     if owner < me:
-        return (Block(whole, (0, half), False),)
-    return (Block((half, size), whole, False),)
+        return (Block(whole, (0, half)),)
+    return (Block((half, size), whole),)
 
 
 def visible_functions(plan: Plan) -> list[str]:
@@ -72,6 +77,12 @@ def visible_functions(plan: Plan) -> list[str]:
     form = mask_form(plan)
     if form == "documents":
         return packed.functions(plan)
+    if plan.program.mask == "window":
+        texts = windows.visible(plan, form)
+        listed = form == "chunks" or need_form(plan) == "chunks"
+        texts += [chunks(plan)] if listed and plan.program.order.dims else []
+        in_runs = "S_q" in part_counts(plan) or column_parts(plan) > 1
+        return [*texts, _RUN] if form == "chunks" and in_runs else texts
     triton = plan.program.kernel == TRITON
     chunkwise = _VISIBLE_JOINED if triton else _VISIBLE_CHUNKS
     halves, stripes = _VISIBLE_HALVES, _VISIBLE_STRIPES

@@ -152,12 +152,12 @@ class Matching:
         """Whether a copy of a part is of the plan's part: so many tokens from the front on."""
         if number not in self.taken or (not self.taken[number] and storage.nbytes):
             return True  # of all of it
-        ((_, start, stop),) = self.taken[number] or ((None, 0, 0),)
+        ((axis, start, stop),) = self.taken[number] or ((None, 0, 0),)
         if len(storage.picks) != 1:
             return False
         (view,) = storage.picks
         want = [(0, size) for size in view.base]
-        want[1] = (start * self.plan.chunk, stop * self.plan.chunk)
+        want[1] = self.tokens(axis, start, stop)
         return list(view.cuts) == want
 
     def picks(self, what: str, number: int, storage: Storage) -> None:
@@ -184,6 +184,11 @@ class Matching:
         ]
         if want != have:
             raise Complaint(f"{what}: the plan has {want} of {name}, the text {have}")
+
+    def tokens(self, axis: str, start: int, stop: int) -> tuple[int, int]:
+        """A run of a buffer's atoms in indices: it begins with the first of their widths."""
+        length, first = self.plan.atoms.length, tuple(range(stop))
+        return (length(axis, first[:start]), length(axis, first)) if stop else (0, 0)
 
     def indices(self, axis: str, start: int, stop: int, count: int) -> tuple[int, int]:
         """Some of `count` equal parts of an axis of a whole dimension of a tensor."""

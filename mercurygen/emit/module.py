@@ -11,6 +11,7 @@ from mercurygen.emit import (
     differentiable,
     entry,
     expects,
+    gradient_kinds,
     gradients,
     header,
     held,
@@ -23,20 +24,19 @@ from mercurygen.emit import (
     outside,
     packed,
     parts,
+    refusals,
     results,
     tiles,
     walk,
 )
 from mercurygen.emit.differentiable import Both
-from mercurygen.emit.loops import column_parts, part_counts
-from mercurygen.emit.needed import need_form
+from mercurygen.emit.loops import part_counts
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import BACKWARD
-from mercurygen.ir.program import SEQUENCE
-from mercurygen.lower.plan import Plan, Swap
+from mercurygen.lower.plan import Plan
 from mercurygen.schedule.expected import Expected
 from mercurygen.schedule.schedule import Schedule
 
@@ -149,8 +149,8 @@ def refuse(
     """
     program = plan.program
     if program.operator in BACKWARD:
-        what = packed.not_emitted(plan) or gradients.not_emitted(plan)
-        return _refused(what or _border_not_emitted(plan))
+        what = packed.not_emitted(plan) or gradient_kinds.not_emitted(plan)
+        return _refused(what or refusals.border_not_emitted(plan))
     if program.kernel == OWN_BODY and operator is not None:
         return _refused(operator_refusals.not_emitted(plan, operator))
     for tensor in program.tensors:
@@ -165,7 +165,7 @@ def refuse(
                     f"write `pin {names}: S over {dims}`, or leave the pins out",
                 )
                 return Refusal("pin-not-supported", lambda explain=explain: explain)
-    return _refused(_not_emitted(plan)) or (refuse(backward) if backward else None)
+    return _refused(refusals.not_emitted(plan)) or (refuse(backward) if backward else None)
 
 
 def _refused(what: str | None) -> Refusal | None:
@@ -179,41 +179,6 @@ def _refused(what: str | None) -> Refusal | None:
             "`mercurygen verify` and `mercurygen explain` work on the schedule",
         ),
     )
-
-
-def _not_emitted(plan: Plan) -> str | None:
-    """What of a plan has no text yet."""
-    program = plan.program
-    if program.operator != "attention":
-        return f"operator {program.operator}"
-    if program.order.kind == "striped" and need_form(plan) != "whole":
-        return "direct shifts of stripes of one token"
-    what = packed.not_emitted(plan)
-    what = what or (_of_tiles(plan) if plan.tiles else results.not_emitted(plan))
-    return what or _border_not_emitted(plan)
-
-
-def _border_not_emitted(plan: Plan) -> str | None:
-    """Which reshards have no text yet."""
-    border_steps = (*plan.before, *plan.after)
-    if not all(isinstance(step, Swap) for step in border_steps):
-        return "a reshard of what is replicated"
-    swapped = {axis for step in border_steps for axis in (step.gathered, step.split)}
-    if swapped - {SEQUENCE, *border.NAMES} or any(
-        SEQUENCE not in (step.gathered, step.split) for step in border_steps
-    ):
-        return "a reshard of what is not the sequence"
-    return None
-
-
-def _of_tiles(plan: Plan) -> str | None:
-    """What of a plan with tile loops has no text yet."""
-    parts, keys = part_counts(plan), column_parts(plan) > 1
-    if keys and "G" in parts:
-        return "a loop over parts of S_kv inside one over query heads"
-    if levels.partial(plan) and ("S_q" in parts or keys and parts):
-        return "partial results in parts of the queries, or of the keys and another axis"
-    return results.not_emitted(plan)
 
 
 def digest(body: str) -> str:
@@ -247,7 +212,7 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
     sections = [_layout(plan, both, placed), *_work(plan)]
     triton = plan.program.kernel == TRITON
     documents = plan.program.documents
-    aten = packed.block() if documents else [render("block")]
+    aten = packed.block() if documents else [kernels.block(plan)]
     block = [kernels.forward(plan.program.kernel_options)] if triton else aten
     if levels.merged(plan) or (plan.nest.begin != "only" and not triton):
         block.append(render("merge", blind_rows=levels.blind_rows(plan)))
@@ -288,9 +253,9 @@ def _layout(plan: Plan, both: Both | None, placed: bool = False) -> Section:
         labels = [render("labels", mesh=given, ranks=mesh.size > 1)]
     if not mesh.dims:
         return "layout: one rank owns all tokens", [render("single"), *labels]
-    causal, multiple = plan.program.mask == "causal", entry.global_multiple(plan)
-    pads = causal or documents  # the end of the sequence, which no other token sees
-    values = {"world": mesh.size, "multiple": multiple, "causal": pads}
+    multiple, ends = entry.global_multiple(plan), plan.program.mask != "full"
+    values = {"world": mesh.size, "multiple": multiple}
+    values["backward"] = documents or (ends and not plan.program.ahead)
     values["chunks"] = order.chunks(mesh)
     values["whole"] = held.listed(held.all_whole(plan)) if held.all_whole(plan) else ""
     values |= {kind: order.kind == kind for kind in ("zigzag", "striped")}
@@ -344,13 +309,17 @@ def _nest_heading(plan: Plan) -> str:
 
 def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Section:
     mesh, causal = plan.program.mesh, plan.program.mask == "causal"
+    window = plan.program.mask == "window"
     multiple = entry.global_multiple(plan)
     split, grouped, batch = (entry.split_of(plan, axis, both) for axis in ("H", "G", "B"))
     reference_text = "reference_gradients" if both else "reference"
     seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
     values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
+    values |= {"window": window, "tried": _tried_window(plan, seq)}
+    values["given"] = ", window=_TRIED" if window else ""
+    tried = [render("tried", **values)] if window else []
     rows = batch if batch > 1 else 2
-    values["mask"] = kernels.mask_argument(plan, causal)
+    values["mask"] = kernels.mask_argument(plan, causal or window).replace("window", "_TRIED")
     values["wide"] = plan.program.kernel == TRITON
     values["alone"] = kernels.alone(plan)
     if not mesh.dims:
@@ -361,7 +330,8 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
             device='"cuda" if torch.cuda.is_available() else "cpu"',
             **values,
         )
-        return "self-check: python NAME.py", [reference, render("self_check_single")]
+        check = render("self_check_single", **values)
+        return "self-check: python NAME.py", [*tried, reference, check]
     where = {"mesh_type": "DeviceMesh", "device": "mesh.device_type"}
     heading = f"self-check: torchrun on {mesh.size} ranks, with GPUs or without"
     if plan.program.documents:
@@ -375,9 +345,25 @@ def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Sec
     values["kv_size"] = outside.sizes(layout, batch, local["k"], split, 16)
     values["queries_size"] = outside.sizes(layout, batch, local["q"], heads, 16)
     values["placed"] = placed
+    values["sees"] = _sees(seq, window) if causal or window else ""
     values["all_seen"] = causal and local["q"] > local["k"]
     check = render("self_check", **values)
-    return heading, [reference, check]
+    return heading, [*tried, reference, check]
+
+
+def _sees(seq: int, window: bool) -> str:
+    """Whether a rank sees any of another's tokens, of as many ranks as there are owners."""
+    first = "(owner == other).nonzero()"
+    if window:
+        return f"bool(_sees(positions({seq}, mesh), {first}[:, 0]).any())"
+    return f"bool(positions({seq}, mesh).max() >= {first}[0])"
+
+
+def _tried_window(plan: Plan, seq: int) -> str:
+    """A window that is short of a few tokens: it ends inside another rank's tile."""
+    local, width = seq // plan.program.mesh.size, plan.program.window or 1
+    before = min(seq - 2, local + local // 2) if width > 1 else 0
+    return f"({before}, {min(plan.program.ahead, 1)})"
 
 
 def _imports(code: str) -> str:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from mercurygen.lower.plan import Loop, Plan, Walk
 from mercurygen.lower.rings import Owners, Rings
 
-Need = Literal["whole", "before", "halves", "after", "late halves", "chunks"]
+Need = Literal["whole", "before", "halves", "after", "late halves", "chunks", "stripes"]
 
 
 class Asked(NamedTuple):
@@ -37,9 +37,14 @@ def need_form(plan: Plan) -> Need:
 
     "whole": all. "before": all of an earlier owner's, none of a later one's. "halves": the early
     half of an earlier owner's, all of a later one's. Of rows: "after", all of a later owner's, none
-    of an earlier one's, and "late halves". "chunks": by the numbers of its chunks.
+    of an earlier one's, and "late halves". "chunks": by the numbers of its chunks. "stripes": of a
+    window, all of a stripe or none.
     """
     asked = _all_asked(plan)
+    if plan.program.mask == "window":
+        if not any(loop.direct for loop in plan.nest.loops):
+            return "whole"
+        return "stripes" if plan.atoms.striped else "chunks"
     if all(x.tokens == x.of for x in asked):
         return "whole"
     if uneven(plan):
@@ -55,6 +60,8 @@ def need_form(plan: Plan) -> Need:
 @lru_cache(maxsize=256)
 def cut_loop(plan: Plan) -> Loop | None:
     """The loop of which direct rings bring only what the mask leaves: there is one at most."""
+    if plan.program.mask == "window":  # how much that is, the window says when it is run
+        return next((loop for loop in plan.nest.loops if loop.direct), None)
     cut = (loop for loop in plan.nest.loops if any(x.tokens != x.of for x in _asked(plan, loop)))
     return next(cut, None)
 
@@ -67,7 +74,7 @@ def rows_are_cut(plan: Plan) -> bool:
 
 def may_be_empty(plan: Plan) -> bool:
     """Whether nothing at all may be read of a tile."""
-    return any(not x.tokens for x in _all_asked(plan))
+    return plan.program.mask == "window" or any(not x.tokens for x in _all_asked(plan))
 
 
 @lru_cache(maxsize=256)
@@ -105,7 +112,12 @@ def _tokens(plan: Plan, loop: Loop, owner: Owners, depth: int, place: Owners) ->
     """Tokens that a rank has of a tile after some stages."""
     tensor = plan.program.tensor(loop.tensors[0])
     region = _rings(plan).tile_region(loop, tensor, owner, depth, place)
-    return len(region[tensor.axes.index(loop.axis)]) * plan.chunk
+    return plan.atoms.length(loop.axis, region[tensor.axes.index(loop.axis)])
+
+
+def tile_tokens(plan: Plan, loop: Loop, depth: int) -> int:
+    """Tokens of a whole tile of a loop, after so many of its stages."""
+    return _tokens(plan, loop, {}, depth, plan.program.mesh.coordinate(0))
 
 
 @lru_cache(maxsize=1)
@@ -144,7 +156,8 @@ def own_are_longer(plan: Plan, dim: str) -> bool:
             owner = {**outer, dim: number}
             whole = _rings(plan).tile_region(loop, tensor, owner, depth + 1, {**place, **owner})
             seen = _rings(plan).read_of(loop.axis, tensor, whole, place, inner)
-            if len(seen[index]) * plan.chunk != _tokens(plan, loop, owner, depth + 1, place):
+            read = plan.atoms.length(loop.axis, seen[index])
+            if read != _tokens(plan, loop, owner, depth + 1, place):
                 return True
     return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, kernels, packed, results, ring_kinds, walk
+from mercurygen.emit import direct, kernels, packed, results, ring_kinds, walk, windows
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import partial
 from mercurygen.emit.loops import (
@@ -14,6 +14,7 @@ from mercurygen.emit.loops import (
     walking,
 )
 from mercurygen.emit.masks import LISTED, Form, mask_form
+from mercurygen.emit.needed import need_form
 from mercurygen.emit.words import letters, variable
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Plan
@@ -48,10 +49,11 @@ def attend_call(plan: Plan, tiles: str) -> str:
     if not needs_attend(plan) and plan.program.documents:
         return packed.whole_call(plan, tiles)
     if not needs_attend(plan):
-        return kernels.call(plan, tiles, plan.program.mask == "causal")
+        return kernels.call(plan, tiles, plan.program.mask != "full")
     groups = "".join(f", {variable(dim)}" for dim in group_dims(plan))
     documents = ", borders" if plan.program.documents else ""
-    return f"_attend({tiles}{documents}{groups}, scale{', i' if _rows_in_parts(plan) else ''})"
+    more = windows.argument(plan) + (", i" if _rows_in_parts(plan) else "")
+    return f"_attend({tiles}{documents}{groups}, scale{more})"
 
 
 def _rows_in_parts(plan: Plan) -> bool:
@@ -66,7 +68,7 @@ def attend(plan: Plan) -> str:
     documents = ", borders: list[int]" if form == "documents" else ""
     lines = [
         f"def _attend(q: Tensor, k: Tensor, v: Tensor{documents}{groups}, scale: float"
-        f"{', i: int' if _rows_in_parts(plan) else ''})"
+        f"{windows.parameter(plan)}{', i: int' if _rows_in_parts(plan) else ''})"
         " -> tuple[Tensor, Tensor]:",
         '    """q [B, s, h, D], k [B, s, k, D], v [B, s, k, E] '
         '-> out [B, s, h, E], lse [B, h, s]"""',
@@ -128,9 +130,11 @@ def _walk_call(plan: Plan, tiles: str) -> str:
     found = levels(plan)
     if len(found) > 1:
         dims = ", ".join(variable(dim) for dim in walk.nest_dims(plan))
-        return f"_walk_tiles({tiles}, {dims})"
+        more = windows.argument(plan) if ring_kinds.any_short(plan) else ""
+        return f"_walk_tiles({tiles}, {dims}{more})"
     dim, gathers = found[0]
     beside = "".join(f", {variable(each)}" for each in direct.beside(plan))
+    beside += windows.argument(plan) if ring_kinds.short(plan, dim) else ""
     call = f"{ring_kinds.ring_name(plan, dim)}({tiles}, {variable(dim)}{beside})"
     for stage in gathers:
         call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
@@ -141,11 +145,11 @@ def _first(plan: Plan, form: Form) -> list[str]:
     """The first tile, our own, is one block: its result is what the others are merged into."""
     owner = {"all": "", **dict.fromkeys(LISTED, "_, ")}.get(form, "me, ")
     tile = f"{owner}(keys, values)" if owner else "keys, values"
-    causal = plan.program.mask == "causal"
+    masked = plan.program.mask != "full"
     return [
         "",
         f"    {tile} = next(tiles)  # our own",
-        f"    out, lse = {kernels.call(plan, 'q, keys, values', causal)}",
+        f"    out, lse = {kernels.call(plan, 'q, keys, values', masked)}",
         *kernels.widened(plan),
     ]
 
@@ -171,6 +175,12 @@ def _merges(plan: Plan, form: Form) -> list[str]:
             "        if owner < me:  # a later owner's tokens come after all of ours",
             f"            {whole}",
         ]
+    if form == "stripes" and plan.program.mask == "window":
+        return [
+            "    for owner, (keys, values) in tiles:",
+            "        for rows, cols, band in _visible(me, owner, q.shape[1], window):  # or none",
+            "            " + kernels.merged(plan, part, _CUT_TILES, kernels.CUT),
+        ]
     if form in ("halves", "stripes"):
         tokens = ", q.shape[1]" if form == "halves" else ""
         tensors = "q[:, rows], keys[:, cols], values[:, cols]"
@@ -182,6 +192,8 @@ def _merges(plan: Plan, form: Form) -> list[str]:
     tiled = walking(plan) or column_parts(plan) > 1
     keys, values = ("keys", "values") if tiled else ("k", "v")
     tensors = f"q[:, rows], {keys}[:, cols], {values}[:, cols]"
+    here = plan.program.mask == "window" and need_form(plan) == "chunks"
+    visible = "_visible_here" if here else "_visible"
     if form == "spaced":
         loop = [
             f"rows, cols = _visible(mine, {_tile_chunks(plan)})",
@@ -190,7 +202,7 @@ def _merges(plan: Plan, form: Form) -> list[str]:
     else:
         loop = [
             f"for rows, cols, {kernels.mask_word(plan)} in "
-            f"_visible(mine, {_tile_chunks(plan)}, size):",
+            f"{visible}(mine, {_tile_chunks(plan)}, size{windows.argument(plan)}):",
             f"    {kernels.merged(plan, part, tensors, kernels.CUT)}",
         ]
     if not tiled:
@@ -200,6 +212,9 @@ def _merges(plan: Plan, form: Form) -> list[str]:
         f"    for {_owner(plan)}, (keys, values) in {items}:",
         *(f"        {line}" for line in loop),
     ]
+
+
+_CUT_TILES = "q[:, rows], keys[:, cols], values[:, cols]"
 
 
 def _owner(plan: Plan) -> str:

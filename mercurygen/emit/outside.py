@@ -118,6 +118,14 @@ def constants(plan: Plan, layout: str) -> str:
         cut = f"Shard({dims.index(tensor.dimension(program.sequence(tensor)))})"
         place = "Replicate()" if held.whole(program, tensor.name) else cut
         placements.setdefault(place, []).append(tensor.name)
+    if program.mask == "window":
+        pair = f"({program.window - 1}, {program.ahead})"
+        lines.append(
+            f"WINDOW: tuple[int, int] = {pair}  # keys before and after itself that a query sees"
+        )
+        lines.append(
+            "Band = tuple[int | None, int | None]  # row i sees columns i + low to i + high"
+        )
     count = len(mesh.dims)
     if count:
         lines.insert(2, "# Of the sequence in storage order: unshard puts it into global order.")

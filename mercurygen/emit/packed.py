@@ -50,7 +50,8 @@ def _holds(plan: Plan, kind: str) -> bool:
     slots = [plan.rows(_place(plan, slot)) for slot in range(ranks)]
     domain = replace(plan.atoms.domain, borders=())
     return all(
-        visible(domain, plan.program.kernel, rows, cols) == _left(kind, me, owner, len(rows))
+        visible(domain, plan.program.kernel, rows, cols)
+        == _left(kind, me, owner, domain.tokens(rows))
         for me, rows in enumerate(slots)
         for owner, cols in enumerate(slots)
         if me != owner
@@ -60,12 +61,12 @@ def _holds(plan: Plan, kind: str) -> bool:
 def _left(kind: str, me: int, owner: int, size: int) -> tuple[Block, ...]:
     whole, half = (0, size), size // 2
     if kind == "around" or kind == "before" and owner < me:
-        return (Block(whole, whole, False),)
+        return (Block(whole, whole),)
     if kind == "before":
         return ()
     if owner < me:
-        return (Block(whole, (0, half), False),)
-    return (Block((half, size), whole, False),)
+        return (Block(whole, (0, half)),)
+    return (Block((half, size), whole),)
 
 
 def _place(plan: Plan, slot: int) -> dict[str, int]:

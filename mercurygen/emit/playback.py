@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from mercurygen.emit.handles import Group, Operation, Work
+from mercurygen.emit.kernels import mask_word
 from mercurygen.emit.matching import Matching
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.values import EXTERNALS, Storage, Tensor
@@ -28,6 +29,7 @@ from mercurygen.lower.events import (
     Wait,
     Weigh,
 )
+from mercurygen.lower.visible import Block, binding
 
 
 class Playback(Matching):
@@ -147,7 +149,7 @@ class Playback(Matching):
         name: str,
         tensor: Tensor,
         cuts: Cuts,
-        less: tuple[int, int] = (0, 0),
+        block: Block | None = None,
         extents: Sequence[int] | None = None,
     ) -> None:
         """A part of a tensor of the operator.
@@ -156,42 +158,29 @@ class Playback(Matching):
             name: of the tensor.
             tensor: what the text has.
             cuts: of its axes, in atoms; of an axis left out, all.
-            less: tokens of the sequence that are left out at the ends.
+            block: of that part, which tokens.
             extents: indices of every axis of the program that the body is given; None: all.
         """
         declared, names = self.program.tensor(name), [axis.name for axis in self.program.axes]
         given = dict(zip(names, extents or map(self.program.extent, names), strict=True))
         want = [(0, size) for size in tensor.base]
         for axis, start, stop in cuts:
-            if not declared.carries(axis):
-                continue
-            at = declared.dimension(axis)
-            axes = declared.dims[at]
-            size = self.program.extent(axis) // self.plan.atoms.count[axis]
-            size *= prod(given[each] for each in axes[axes.index(axis) + 1 :])
-            front, back = less if axis == self.program.sequence(declared) else (0, 0)
-            want[at] = (start * size + front, stop * size - back)
+            if declared.carries(axis):
+                at = declared.dimension(axis)
+                axes = declared.dims[at]
+                size = prod(given[each] for each in axes[axes.index(axis) + 1 :])
+                want[at] = tuple(size * n for n in self.tokens(axis, start, stop))
+        sequence = self.program.sequence(declared)
+        if block is not None and sequence:
+            at = declared.dimension(sequence)
+            span = block.given(self.program.mask_axes.index(sequence))
+            want[at] = tuple(want[at][0] + n for n in span)
         if tensor.cuts is None or list(tensor.cuts) != want:
             raise Complaint(f"part of {name}: the plan has {want}, the text {tensor.cuts}")
 
     def of_block(self, name: str, tensor: Tensor, operand: Operand, event: Kernel) -> None:
         """A part of a tensor of the operator: the operand's cuts, and in them the block."""
-        block, (rows, cols) = event.block, self.program.mask_axes
-        cuts = {axis: (start, stop) for axis, start, stop in operand.cuts}
-        for axis, (start, stop) in ((rows, block.rows), (cols, block.cols)):
-            first = cuts.get(axis, (0, 0))[0]
-            cuts[axis] = (first + start, first + stop)
-        less = int(block.below)
-        by_rows = self.program.sequence(self.program.tensor(name)) == rows
-        ends = (less, 0) if by_rows else (0, less)
-        if block.documents:  # of whole atoms those tokens that they have
-            one, last = (
-                x.rows if by_rows else x.cols for x in (block.documents[0], block.documents[-1])
-            )
-            start, stop = block.rows if by_rows else block.cols
-            ends = one[0], (stop - start) * self.plan.chunk - last[1]
-        whole = tuple((axis, *span) for axis, span in cuts.items())
-        self.part(name, tensor, whole, ends, event.extents)
+        self.part(name, tensor, operand.cuts, event.block, event.extents)
 
     def block(self, values: dict[str, Any]) -> Kernel:
         """What a block reads: the plan's next call."""
@@ -209,6 +198,16 @@ class Playback(Matching):
         out = Tensor.new([*q.shape[:3], v.shape[3]], dtype, "kernel", sure=sure)
         lse = [q.shape[0], q.shape[2], q.shape[1]]
         return out, Tensor.new(lse, self.accumulator, "kernel", sure=sure)
+
+    def masked(self, event: Kernel, values: dict[str, Any]) -> None:
+        """How the mask cuts the block: of a row and a column alone either word says it."""
+        block, word = event.block, mask_word(self.plan)
+        plans = {"causal": block.masked, "ahead": block.band[1]}
+        if word in plans and block.height * block.width > 1:
+            self.same(word, plans[word], values[word])
+        elif word == "band":
+            size = block.height, block.width
+            self.same(word, *(binding(*size, band) for band in (block.band, values[word])))
 
     def begins(self, event: Kernel, shares: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """A block whose own result is what the plan goes on with."""
@@ -228,7 +227,7 @@ class Playback(Matching):
     def aten(self, values: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """`_block_forward` of torch's kernel, which `_merge` may follow."""
         event = self.block(values)
-        self.same("causal", event.block.causal, values["causal"])
+        self.masked(event, values)
         self.documents(event, values)
         shares = self.shares(values, self.dtype, sure=False)
         if not event.merge:
@@ -249,8 +248,7 @@ class Playback(Matching):
     def triton(self, values: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """`_block_forward` of the Triton kernel, which merges by itself."""
         event, into = self.block(values), values["into"]
-        ahead = values["k"].shape[1] - values["q"].shape[1] if event.block.causal else None
-        self.same("ahead", ahead, values["ahead"])
+        self.masked(event, values)
         self.same("merged", event.merge, into is not None)
         if into is None:
             return self.begins(event, self.shares(values, self.accumulator, sure=True))

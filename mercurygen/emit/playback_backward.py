@@ -89,8 +89,7 @@ class BackwardPlayback(Playback):
     def triton(self, values: dict[str, Any]) -> None:
         """`_block_backward` of the Triton kernel, which adds by itself, to zeros at first."""
         event, given = self.block_of(values)
-        ahead = given["k"].shape[1] - given["q"].shape[1] if event.block.causal else None
-        self.same("ahead", ahead, given["ahead"])
+        self.masked(event, given)
         outputs = zip(self.program.outputs, event.outputs, given["grads"], strict=True)
         for declared, operand, tensor in outputs:
             name, number = declared.name, operand.buffer
@@ -106,7 +105,7 @@ class BackwardPlayback(Playback):
     def aten(self, values: dict[str, Any]) -> tuple[Tensor, ...]:
         """`_block_backward` of torch's kernel, which `_add` may follow."""
         event, given = self.block_of(values)
-        self.same("causal", event.block.causal, given["causal"])
+        self.masked(event, given)
         self.documents(event, given)
         shares = tuple(
             Tensor.new(given[tensor.name.removeprefix("d")].shape, self.dtype, "kernel", sure=False)

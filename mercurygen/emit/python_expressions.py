@@ -180,6 +180,8 @@ class Expressions(Bounded):
             return value.names[name]
         if isinstance(value, Host) and name in value.visible:
             return getattr(value, name)
+        if isinstance(value, slice | range) and name in ("start", "stop"):
+            return getattr(value, name)
         raise unknown(node)
 
     def _Call(self, node: ast.Call, scope: Scope) -> Any:

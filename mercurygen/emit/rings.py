@@ -83,12 +83,15 @@ def _walk(plan: Plan, name: str, ring: Ring) -> str:
     owner = with_owner(plan)
     count = ring.buffers
     few = f"min({count}, size - 1)" if count > 1 else "1"
+    if ring.short:
+        few = f"min({count}, {'len(steps)' if ring.direct else 'hops'})"
     buffers = f"[tuple(map(torch.empty_like, tiles)) for _ in range({few})]"
     if count == 1:
         buffers = "tuple(map(torch.empty_like, tiles))"
         buffers = f"[{buffers}]"
     note = "  # used in turn" if count > 1 else "  # used again and again"
     spare = [] if nested(plan) else [f"    spare = {buffers}{note}"]
+    spare = [*_length(plan, ring), *spare] if ring.short else spare
     size = "size, me = group.size(), group.rank()" if owner else "size = group.size()"
     given = f"spare: list[{TILES}], " if nested(plan) else ""
     more = "".join(f", {each}" for each in _parameters(plan, ring))
@@ -104,18 +107,30 @@ def _walk(plan: Plan, name: str, ring: Ring) -> str:
     )
 
 
+def _length(plan: Plan, ring: Ring) -> list[str]:
+    """A line that says how far a short ring goes."""
+    if ring.direct:
+        return ["    steps = _steps(size, tiles[0].shape[1], window)"]
+    reach = "window[1]" if ring.reverse else "window[0]"
+    tokens = f"({ring.wide} * tiles[0].shape[1])" if ring.wide > 1 else "tiles[0].shape[1]"
+    return [
+        f"    hops = min(size - 1, -(-{reach} // {tokens}))  # what is further back is not seen"
+    ]
+
+
 def _parameters(plan: Plan, ring: Ring) -> list[str]:
     """What a ring must know beside its tiles and its group."""
+    more = ["window: tuple[int, int]"] if ring.short else []
     if ring.uneven:
-        return ["rows: list[int]", "cols: list[list[int]]"]
-    return direct.parameters(plan) if ring.direct else []
+        return ["rows: list[int]", "cols: list[list[int]]", *more]
+    return [*(direct.parameters(plan) if ring.direct else []), *more]
 
 
 def _doc(plan: Plan, ring: Ring) -> str:
     what = "Yield (owner, tiles)" if with_owner(plan) else "Yield the tiles"
     if ring.both:
         return f"{what} of every rank, ours first, then those of both neighbours, and so on."
-    start = f"{what} of every rank, ours first; "
+    start = f"{what} {'in reach' if ring.short else 'of every rank'}, ours first; "
     if ring.ahead == 0:
         return f"{start}the next arrive when one is used up."
     if ring.ahead == 1:
@@ -126,6 +141,8 @@ def _doc(plan: Plan, ring: Ring) -> str:
 def _body(plan: Plan, ring: Ring) -> list[str]:
     if ring.both:
         return _both_ways(plan, ring)
+    if ring.short and ring.direct:
+        return _some_steps(plan, ring)
     if ring.ahead == 0:
         return _at_once(plan, ring)
     if ring.ahead == 1:
@@ -144,6 +161,8 @@ def _rank(ring: Ring, *steps: str) -> str:
 
 
 def _last(plan: Plan, ring: Ring) -> str:
+    if ring.short:
+        return f"    yield {_owner(plan, ring, 'hops')}tiles"
     sign = "-" if ring.reverse else "+"
     return f"    yield {f'(me {sign} 1) % size, ' if with_owner(plan) else ''}tiles"
 
@@ -167,6 +186,36 @@ def _fetch(plan: Plan, ring: Ring, buffer: str, step: str) -> str:
     return f"_fetch(own, {buffer}, {step}, group{more})"
 
 
+def _some_steps(plan: Plan, ring: Ring) -> list[str]:
+    """A direct ring of a window: steps at which nobody reads anything are left out."""
+    buffer = f"spare[turn % {ring.buffers}]" if ring.buffers > 1 else "spare[0]"
+    fetch = _fetch(plan, ring, buffer, "step")
+    owner, place = ("owner, ", _rank(ring, "step")) if with_owner(plan) else ("", "")
+    loop = "turn, step in enumerate(steps)" if ring.buffers > 1 else "step in steps"
+    if ring.ahead == 0:
+        body = [
+            f"        yield {owner}tiles",
+            f"        works, tiles = {fetch}",
+            "        _wait(works)",
+            f"        owner = {place}",
+        ]
+    else:
+        body = [
+            f"        works, arriving = {fetch}",
+            "        try:",
+            f"            yield {owner}tiles",
+            f"        {_IN_FLIGHT}",
+            "            _wait(works)",
+            f"        owner, tiles = {place}, arriving",
+        ]
+    return ["    own, owner = tiles, me", f"    for {loop}:", *body, f"    yield {owner}tiles"]
+
+
+def _last_step(ring: Ring) -> str:
+    """How many hops a ring that passes tiles on has."""
+    return "hops" if ring.short else "size - 1"
+
+
 def _at_once(plan: Plan, ring: Ring) -> list[str]:
     following = _rank(ring, "step", "1")
     if ring.direct:
@@ -182,7 +231,7 @@ def _at_once(plan: Plan, ring: Ring) -> list[str]:
         ]
     return [
         *(["    own = tiles"] if ring.direct else []),
-        "    for step in range(size - 1):",
+        f"    for step in range({_last_step(ring)}):",
         f"        yield {_owner(plan, ring, 'step')}tiles",
         *lines,
         _last(plan, ring),
@@ -201,7 +250,7 @@ def _one_ahead(plan: Plan, ring: Ring) -> list[str]:
         ]
     return [
         *(["    own = tiles"] if ring.direct else []),
-        "    for step in range(size - 1):",
+        f"    for step in range({_last_step(ring)}):",
         *start,
         "        try:",
         f"            yield {_owner(plan, ring, 'step')}tiles",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from mercurygen.emit import direct, ring_kinds, rings
+from mercurygen.emit import direct, ring_kinds, rings, windows
 from mercurygen.emit.border import needs_runs, runs_argument, runs_name
 from mercurygen.emit.levels import with_owner
 from mercurygen.emit.loops import leading, levels, part_counts, walked, walking
@@ -46,8 +46,10 @@ def _walk_tiles(plan: Plan) -> str:
     around = " for every tile of ".join(f"{dim}" for dim, _ in reversed(found))
     what = {"all": "the tiles", "chunks": "(places, tiles)"}.get(form, "(slot, tiles)")
     owner = "int" if form != "chunks" else f"tuple[{', '.join(['int'] * len(found))}]"
+    window = windows.parameter(plan) if ring_kinds.any_short(plan) else ""
     lines = [
-        f"def _walk_tiles(tiles: {TILES}, {groups}) -> Iterator[{ring_kinds.yields(plan, owner)}]:",
+        f"def _walk_tiles(tiles: {TILES}, {groups}{window})"
+        f" -> Iterator[{ring_kinds.yields(plan, owner)}]:",
         *_doc(f"Yield {what} of every rank, ours first: once around {around}."),
     ]
     scaled = any(isinstance(stage, Gather) for stage in walking(plan))
@@ -60,9 +62,8 @@ def _walk_tiles(plan: Plan) -> str:
         if depth:
             lines.append(f"    at_{dim} = {buffers}")
             buffers = f"at_{dim}"
-        call = (
-            f"{ring_kinds.ring_name(plan, dim)}({source}, {buffers}, {group}{_around(plan, depth)})"
-        )
+        more = _around(plan, depth) + (", window" if ring_kinds.short(plan, dim) else "")
+        call = f"{ring_kinds.ring_name(plan, dim)}({source}, {buffers}, {group}{more})"
         for stage in gathers:
             call = f"_gather_ahead({call}, {variable(stage.dim)}{runs_argument(plan, stage.join)})"
             longer *= plan.program.mesh.extent(stage.dim)

@@ -72,5 +72,5 @@ def letters(dims: tuple[Dim, ...]) -> dict[str, str]:
 
 _RESERVED = MODULE | frozenset(
     "attention scale out lse name tile slot keys values me owner rows cols causal mine size dtype "
-    "ranks rank group self borders documents own first start stop".split()
+    "band window steps hops ranks rank group self borders documents own first start stop".split()
 )

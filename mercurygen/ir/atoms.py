@@ -15,6 +15,7 @@ from mercurygen.errors import InternalError
 from mercurygen.ir.documents import borders_of
 from mercurygen.ir.layout import Interleaving, Order, interleaving
 from mercurygen.ir.liveness import Liveness
+from mercurygen.ir.problem import ATTENTION
 from mercurygen.ir.program import Program, Tensor
 
 Region = tuple[tuple[int, ...], ...]  # per axis of a tensor its atoms, in storage order
@@ -27,7 +28,6 @@ class Atoms:
     def __init__(self, program: Program) -> None:
         self.program, self.mesh = program, program.mesh
         self._regions: dict[tuple, Region] = {}
-        self._elements: dict[tuple, int] = {}
         self._owned: dict[tuple, tuple[int, ...]] = {}
         self._iterations: dict[tuple, tuple[int, ...]] = {}
 
@@ -44,9 +44,30 @@ class Atoms:
             found[axis] = lcm(*ways) * self.parts(axis)
         if program.mask_axes:
             finer = lcm(*(self.parts(each) for each in program.mask_axes))
-            chunks = program.order.chunks(self.mesh)
-            found |= dict.fromkeys(program.mask_axes, chunks * finer)
+            chunks = program.order.chunks(self.mesh) * finer
+            found |= dict.fromkeys(program.mask_axes, chunks * len(self._widths(chunks)))
         return {axis: found[axis] for axis in program.extents}
+
+    def equal_parts(self, axis: str) -> int:
+        """Parts of an axis that are alike: its extent has to be a multiple of their number."""
+        if axis not in self.program.mask_axes:
+            return self.count[axis]
+        return self.count[axis] // len(self.domain.widths)
+
+    def _widths(self, count: int) -> tuple[int, ...]:
+        """Widths of the atoms of one of so many equal runs: they end where a window's edge does.
+
+        What rows from a run's first on see of the columns, and what sees columns up to its last,
+        begins and ends as far from the border of a run as the window is wide.
+        """
+        program = self.program
+        size = program.extent(program.mask_axes[0]) // count
+        if program.mask != "window" or self.striped or program.operator not in ATTENTION:
+            return (size,)
+        reach = program.window - 1, program.ahead
+        edges = {0, size, *(x % size for x in reach), *(-x % size for x in reach)}
+        ends = sorted(edges)
+        return tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
 
     @cached_property
     def _split(self) -> dict[tuple[str, str], list[str]]:
@@ -184,27 +205,27 @@ class Atoms:
         """Which pairs of atoms of the mask's axes are live."""
         program = self.program
         if not program.mask_axes:
-            return Liveness("full", None, False, 1, 1)
+            return Liveness("full", None, None, False, 1, (1,))
         rows = program.mask_axes[0]
+        finer = lcm(*(self.parts(each) for each in program.mask_axes))
+        widths = self._widths(program.order.chunks(self.mesh) * finer)
+        ahead = None if program.mask == "full" else program.ahead
+        behind = program.window - 1 if program.mask == "window" else None
+        striped = bool(self.striped)
+        borders = borders_of(program.documents) if program.documents else ()
         count = self.count[rows]
-        return Liveness(
-            program.mask,
-            program.window,
-            bool(self.striped),
-            count,
-            program.extent(rows) // count,
-            borders_of(program.documents) if program.documents else (),
-        )
+        return Liveness(program.mask, behind, ahead, striped, count, widths, borders)
+
+    def length(self, axis: str, owned: tuple[int, ...]) -> int:
+        """Indices of some atoms of an axis."""
+        if axis in self.program.mask_axes:
+            return self.domain.tokens(owned)
+        return len(owned) * self.program.extent(axis) // self.count[axis]
 
     def elements(self, tensor: Tensor, region: Region) -> int:
         """Elements of a part of a tensor."""
-        key = tensor.name, tuple(map(len, region))
-        if key not in self._elements:
-            self._elements[key] = prod(
-                length * self.program.extent(axis) // self.count[axis]
-                for axis, length in zip(tensor.axes, key[1], strict=True)
-            )
-        return self._elements[key]
+        lengths = tuple(map(self.length, tensor.axes, region))
+        return prod(lengths)
 
 
 def atoms_of(program: Program) -> Atoms:

@@ -9,7 +9,7 @@ MODULE = frozenset(
     "torch dist inspect sys F Tensor DeviceMesh P2POp Placement Replicate Shard Iterable "
     "Iterator timedelta annotations bisect_left groupby crc32 MESH WORLD_SIZE PLACEMENTS "
     "make_mesh shard unshard positions pad_sequence shard_sequence unshard_sequence shard_labels "
-    "triton tl Any once_differentiable "
+    "triton tl Any WINDOW Band once_differentiable "
     "check_inputs mesh seq return_lse tiles product prod "
     "cu_seqlens document_positions pad_documents imbalance".split()
 )

@@ -46,9 +46,10 @@ class Domain:
     """Which pairs of global positions (i of a row, j of a column) are live.
 
     Attributes:
-        kind: full; causal: j <= i; window: 0 <= i - j < width, so that a row sees itself and the
-            width - 1 columns before it.
+        kind: full; causal: j <= i; window: -ahead <= i - j < width, so that a row sees itself,
+            the width - 1 columns before it and some after it.
         width: of a window, else None.
+        ahead: of a window, how many columns after itself a row sees.
         borders: of packed documents, where each begins, and the end: only pairs of one are live.
 
     Raises:
@@ -57,13 +58,14 @@ class Domain:
 
     kind: str
     width: int | None = None
+    ahead: int = 0
     borders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in DOMAINS:
             help = closest(str(self.kind), DOMAINS)
             raise UserError("dsl-mask", f"unknown mask {shorten(repr(self.kind))}", help=help)
-        if self.kind != "window" and self.width is not None:
+        if self.kind != "window" and (self.width is not None or self.ahead):
             raise UserError("dsl-mask", f"a {self.kind} mask has no width")
         whole = isinstance(self.width, int) and not isinstance(self.width, bool)
         if self.kind == "window" and not (whole and 0 < self.width <= WIDEST):
@@ -73,7 +75,8 @@ class Domain:
 
     def __str__(self) -> str:
         """As an operator's file has it: `causal`, `window(128)`."""
-        return self.kind if self.width is None else f"{self.kind}({self.width})"
+        more = f", {self.ahead}" if self.ahead else ""
+        return self.kind if self.width is None else f"{self.kind}({self.width}{more})"
 
 
 def domain(mask: Domain | str) -> Domain:

@@ -9,7 +9,7 @@ from mercurygen.errors import UserError, closest, shorten
 from mercurygen.ir.caller import INSIDE, PACKED, check_layout
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-MASKS = ("causal", "full")
+MASKS = ("causal", "full")  # that need no width; the other is "window"
 BACKWARD = ("attention_backward", "attention_backward_out")
 ATTENTION = ("attention", *BACKWARD)  # whose problem is a `Problem`; others' are `Sizes`
 LARGEST = 2**40  # beyond any machine: what is larger is a slip
@@ -27,10 +27,13 @@ class Problem:
         head_dim: size of a query and key head.
         v_head_dim: size of a value and output head.
         dtype: of the inputs and outputs; partial results are at least float32.
-        mask: "causal" or "full".
+        mask: "causal", "full" or "window".
         layout: of q, k, v and out as the caller holds them: one of `caller.LAYOUTS`; of packed
             documents `caller.PACKED`.
         documents: lengths of packed documents, in their order; none: every sequence is one.
+        window: of a window, its width without what is ahead: a row sees itself and the
+            window - 1 before it.
+        ahead: of a window, how many after itself a row sees.
     """
 
     batch: int = 1
@@ -43,6 +46,8 @@ class Problem:
     mask: str = "causal"
     layout: str = INSIDE
     documents: tuple[int, ...] = ()
+    window: int | None = None
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         for name in SIZES:
@@ -59,12 +64,13 @@ class Problem:
                 f"dtype {shorten(self.dtype)!r} is not supported",
                 help=closest(self.dtype, DTYPES),
             )
-        if self.mask not in MASKS:
+        if self.mask not in (*MASKS, "window"):
             raise UserError(
                 "unknown-mask",
                 f"mask {shorten(self.mask)!r} is not supported",
-                help=closest(self.mask, MASKS),
+                help=closest(self.mask, (*MASKS, "window")),
             )
+        self._check_window()
         if self.documents:
             self._check_documents()
         else:
@@ -74,6 +80,36 @@ class Problem:
                 "heads-not-grouped",
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}",
                 help=f"nearest legal heads: {nearest_multiples(self.heads, self.kv_heads)}",
+            )
+
+    def _check_window(self) -> None:
+        """A width for a window, which some row does not fill, and for nothing else."""
+        if self.mask != "window":
+            if self.window is not None or self.ahead:
+                raise UserError(
+                    "window-out-of-range",
+                    f"a {self.mask} mask with a window of {self.window}",
+                    help='the mask is "window" then',
+                )
+            return
+        if not isinstance(self.window, int) or not 1 <= self.window <= LARGEST:
+            raise UserError(
+                "window-out-of-range",
+                f"a window of {shorten(str(self.window))} is none",
+                help="1 or more: a query sees itself, so that 1 is itself alone",
+            )
+        if not isinstance(self.ahead, int) or not 0 <= self.ahead <= LARGEST:
+            raise UserError(
+                "window-out-of-range",
+                f"a window of {shorten(str(self.ahead))} keys after a query is none",
+                help="0 or more",
+            )
+        if self.window >= self.seq and (not self.ahead or self.ahead >= self.seq - 1):
+            same = "full" if self.ahead else "causal"
+            raise UserError(
+                "window-out-of-range",
+                f"a window of {self.window} in a sequence of {self.seq} tokens keeps nothing out",
+                help=f"leave the window out: the mask is {same}",
             )
 
     def _check_documents(self) -> None:
@@ -86,17 +122,14 @@ class Problem:
             message = f"{what} have {sum(self.documents)} tokens, seq is {self.seq}"
         elif self.batch != 1:
             message = f"{what} in a batch of {self.batch}: they are packed into one sequence"
+        elif self.mask == "window":
+            message = f"{what} under a window: they go with the masks full and causal"
         elif self.layout != PACKED:
             message = f"{what} in layout {self.layout}: packed tensors are [T, H, D], {PACKED}"
         else:
             return
         help = "lengths that add up to seq, batch=1, and no layout, as in `documents=4096,2048x2`"
         raise UserError("bad-documents", message, help=help)
-
-    @property
-    def window(self) -> int | None:
-        """Width of a window mask; attention has none yet."""
-        return None
 
     @property
     def axes(self) -> dict[str, int]:
@@ -142,12 +175,14 @@ class Sizes:
         dtype: of the inputs.
         mask: "causal", "full" or "window"; "full" of an operator without a mask.
         window: width of a window: a row sees itself and the window - 1 before it.
+        ahead: of an operator of one's own, 0.
     """
 
     extents: tuple[tuple[str, int], ...]
     dtype: str = "float32"
     mask: str = "full"
     window: int | None = None
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         for name, value in self.extents:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
+from mercurygen.ir.documents import borders_of
 from mercurygen.ir.kernel import Options
 from mercurygen.ir.layout import Order
 from mercurygen.ir.mesh import Mesh
+from mercurygen.ir.operator import Domain
 from mercurygen.ir.shared import Layout, Routes, Shared
 
 SEQUENCE = "S"  # in a schedule: the sequence axis of whichever tensor is meant
@@ -162,6 +164,7 @@ class Program:
         kernel_options: its tile sizes, where the schedule gives any.
         combines: how contributions to outputs are merged.
         window: width of a window mask: a row sees itself and the window - 1 before it.
+        ahead: of a window mask, how many columns after itself a row sees.
         documents: lengths of packed documents; none: every sequence is one.
         loops: axes that are looped over; of the others a body takes all.
         body: inputs and derived tensors that the body reads.
@@ -187,12 +190,19 @@ class Program:
     kernel_options: Options = ()
     combines: tuple[Combine, ...] = ()
     window: int | None = None
+    ahead: int = 0
     documents: tuple[int, ...] = ()
     loops: tuple[str, ...] = ()
     body: tuple[str, ...] = ()
     joins: tuple[tuple[str, ...], ...] = ()
     tiles: tuple[TileLoop, ...] = ()
     reduce_dtype: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def domain(self) -> Domain | None:
+        """The mask, as the operator takes it; None of one without."""
+        borders = borders_of(self.documents) if self.documents else ()
+        return Domain(self.mask, self.window, self.ahead, borders) if self.mask_axes else None
 
     @cached_property
     def extents(self) -> dict[str, int]:

@@ -55,7 +55,7 @@ class Reader:
         dtype = self.one("dtype", lambda line: line.word(*DTYPES))
         self.many("axis", self.read_axis)
         masks = self.many("mask", self.read_mask, most=1)
-        mask, window, mask_axes = masks[0] if masks else ("full", None, ())
+        mask, (window, ahead), mask_axes = masks[0] if masks else ("full", (None, 0), ())
         documents = self.many("documents", self.read_documents, most=1)
         for role in ("input", "derived", "output"):
             self.many(role, lambda line, role=role: self.read_tensor(line, role))
@@ -89,6 +89,7 @@ class Reader:
             kernel_options=options,
             combines=tuple(combines),
             window=window,
+            ahead=ahead,
             documents=documents[0] if documents else (),
             loops=loops[0] if loops else (),
             body=body,
@@ -237,17 +238,20 @@ class Reader:
         if line.take("over"):
             self.split(line, self.parallel, name)
 
-    def read_mask(self, line: Line) -> tuple[str, int | None, tuple[str, ...]]:
-        """`mask causal over S_q, S_kv` or `mask window 128 over S_q, S_kv`."""
+    def read_mask(self, line: Line) -> tuple[str, tuple[int | None, int], tuple[str, ...]]:
+        """`mask causal over S_q, S_kv` or `mask window 128 ahead 8 over S_q, S_kv`."""
         mask = line.word(*MASKS, "window")
         width = self.size(line, "the width of the window", 1, LARGEST) if mask == "window" else None
-        line.word("over")
+        ahead = 0
+        if line.word("over", *(["ahead"] * (width is not None))) == "ahead":
+            ahead = self.size(line, "how far a row sees ahead", 1, LARGEST)
+            line.word("over")
         start = line.place
         axes = self.axis_names(line)
         if len(axes) != 2:
             message = "a mask is over two axes: its rows and its columns"
             raise UserError("syntax", message, span=line.span(start))
-        return mask, width, axes
+        return mask, (width, ahead), axes
 
     def read_documents(self, line: Line) -> tuple[int, ...]:
         """`documents 4096,128x3`."""

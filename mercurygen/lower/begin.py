@@ -8,9 +8,10 @@ from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.program import Program
 from mercurygen.lower.cuts import Cuts, cuts_of
 from mercurygen.lower.plan import Gather, Loop, Plan, Spread, Walk
+from mercurygen.lower.reach import places
 from mercurygen.lower.recorder import NotARun
 from mercurygen.lower.trace import trace
-from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable, tokens_of
+from mercurygen.lower.visible import MOST_BLOCKS, Block, NotCuttable
 
 
 def begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
@@ -98,7 +99,7 @@ def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool, bo
     key = "fragments", program.kernel, program.layout, tuple([loop.paces for loop in loops])
     found = program.shared.get(key)
     if found is None:
-        rows, columns = (_places(program, loops, axis) for axis in program.mask_axes)
+        rows, columns = (places(program, loops, axis) for axis in program.mask_axes)
         try:
             found = _counted(program, cuts_of(program, rows, columns))
         except NotCuttable as fault:
@@ -108,25 +109,27 @@ def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool, bo
 
 
 def _counted(program: Program, cuts: Cuts) -> tuple[int, bool, bool]:
-    lengths = cuts.rows, cuts.columns
-    whole = [len(k) == 1 and _covers(program, k[0], lengths) for k in cuts.kinds]
+    widths = atoms_of(program).domain.widths  # of which a tile has all, so many times
+    sizes = tuple([n // len(widths) * sum(widths) for n in (cuts.rows, cuts.columns)])
+    whole = [len(k) == 1 and _covers(program, k[0], sizes) for k in cuts.kinds]
     alike = all([whole[kind] for kind in cuts.firsts])
     return max(map(len, cuts.kinds)), alike, () in cuts.kinds
 
 
-def _covers(program: Program, block: Block, lengths: tuple[int, int]) -> bool:
-    """Whether a block has all cells of the outputs that tiles of so many atoms have.
+def _covers(program: Program, block: Block, sizes: tuple[int, int]) -> bool:
+    """Whether a block has all cells of the outputs that the tiles have.
 
-    Of the Triton kernel also all columns: it does blocks of which ranks have more and less.
+    Of the Triton kernel, and of a window, also all columns: of these ranks have more and less.
     """
-    size = atoms_of(program).domain.size
-    if block.documents and tokens_of(block, size)[0] < lengths[0] * size:
+    if block.documents and block.height < sizes[0]:
         return False
-    spans = zip(program.mask_axes, (block.rows, block.cols), lengths, strict=True)
-    return not block.below and all(
-        span == (0, length)
-        for axis, span, length in spans
-        if program.kernel == TRITON or any(tensor.carries(axis) for tensor in program.outputs)
+    spans = zip(program.mask_axes, (block.rows, block.cols), sizes, strict=True)
+    return all(
+        span == (0, size)
+        for axis, span, size in spans
+        if program.kernel == TRITON
+        or program.mask == "window"
+        or any(tensor.carries(axis) for tensor in program.outputs)
     )
 
 
@@ -138,12 +141,6 @@ def _fragmented(worst: int) -> Refusal:
             "split heads over the inner dimensions and the sequence over the outer ones",
         ),
     )
-
-
-def _places(program: Program, loops: tuple[Loop, ...], axis: str) -> tuple[str, ...]:
-    """Dimensions along which different tiles of an axis come to a rank, or stay on it."""
-    walks = [w.dim for loop in loops if loop.axis == axis for w in loop.walks]
-    return program.mesh.in_order((*walks, *program.parallel_dims(axis)))
 
 
 # --- alignment ----------------------------------------------------------------------------------

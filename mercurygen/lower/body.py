@@ -61,7 +61,8 @@ class Body(Results):
         if blocks is not None:
             (block,) = blocks
             for axis, span in zip(self.program.mask_axes, block[:2], strict=True):
-                common = {**common, axis: common[axis][slice(*span)]}
+                touched = self.atoms.domain.touched(common[axis], span)
+                common = {**common, axis: common[axis][slice(*touched)]}
         whole = self.lengths(common)
         extents = with_block(self.plan, whole, block)
         results = {}
@@ -85,10 +86,9 @@ class Body(Results):
 
     def lengths(self, common: Limits) -> dict[str, int]:
         """Indices along every axis."""
-        count = self.atoms.count
+        length = self.atoms.length
         return {
-            axis.name: len(common.get(axis.name, (0,))) * (axis.extent // count[axis.name])
-            for axis in self.program.axes
+            axis.name: length(axis.name, common.get(axis.name, (0,))) for axis in self.program.axes
         }
 
     def kernel(self, inputs, outputs, block: Block | None, merge: bool, extents) -> None:

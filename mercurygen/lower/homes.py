@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mercurygen.ir.kernel import ATEN
+from mercurygen.ir.program import Program
 from mercurygen.lower.events import Cast
 from mercurygen.lower.plan import Loop, Walk
 from mercurygen.lower.recorder import Limits, Tiles, Works
@@ -15,6 +16,17 @@ from mercurygen.lower.walks import Owners
 
 # Whose tile comes by at each step, and the results for it; None: the mask leaves nothing of it.
 Shares = Iterator[tuple[Owners, Named | None]]
+
+
+def sends_what_is_read(program: Program, loop: Loop) -> bool:
+    """Whether sums for a tile are of those tokens of it that are read, where a window trims it."""
+    return bool(
+        program.mask == "window"
+        and loop.home == "direct"
+        and loop.direct
+        and loop.tensors
+        and all(combine.kind == "sum" for combine in program.combines)
+    )
 
 
 class Homes(Reductions):
@@ -43,6 +55,10 @@ class Homes(Reductions):
         places = {dim: self.place[dim] for dim in dims} | around | owner
         held = {dim: (i,) for dim, i in places.items()}
         return {axis: self.atoms.owned(self.atoms.order(output, axis), axis, held)}
+
+    def sends_what_is_read(self, loop: Loop) -> bool:
+        """Whether results go home for those tokens of a tile only that a window leaves."""
+        return sends_what_is_read(self.program, loop)
 
     def sent_home(self, loop: Loop, shares: Shares) -> Named:
         """Results straight to the owner, one step behind the tile; ours are what they merge into.
@@ -136,6 +152,12 @@ class Homes(Reductions):
         """Buffers for what a rank has worked out for our tile."""
         walk, there = loop.walks[-1], {**self.place, **peer}
         mine = self.limits | self.limited(loop, {walk.dim: self.place[walk.dim]})
+        if self.sends_what_is_read(loop):
+            ours, tensor = {walk.dim: self.place[walk.dim]}, self.program.tensor(loop.tensors[0])
+            read = self.tile_region(loop, tensor, ours, len(loop.stages), there)
+            mine = mine | {loop.axis: read[tensor.axes.index(loop.axis)]}
+            if not mine[loop.axis]:
+                return {}
         if self.program.mask_axes and len(self.plan.nest.loops) == 1 + self.leading_loops():
             rows, columns = self.program.mask_axes
             lists = [mine.get(axis, self.atoms.iterations(axis, there)) for axis in (rows, columns)]
@@ -145,7 +167,8 @@ class Homes(Reductions):
                 return {}
             if only:
                 for axis, span, atoms in zip((rows, columns), blocks[0][:2], lists, strict=True):
-                    mine = {**mine, axis: atoms[slice(*span)]}
+                    touched = self.atoms.domain.touched(atoms, span)
+                    mine = {**mine, axis: atoms[slice(*touched)]}
         return {
             name: self.tile(
                 f"{name} coming home",

@@ -54,8 +54,13 @@ def _numbered_otherwise(plan: Plan, backward: Plan) -> str | None:
         ours = plan.atoms.region(tensor, place, split)
         theirs = backward.atoms.pinned(backward.program.tensor(name), place)
         for axis, mine, other in zip(tensor.axes, ours, theirs, strict=True):
-            counts = plan.atoms.count[axis], backward.atoms.count[axis]
-            if _fine(mine, counts[0], counts[1]) != _fine(other, counts[1], counts[0]):
+            if axis in plan.program.mask_axes and not plan.atoms.striped:
+                pairs = ((plan, mine), (backward, other))
+                alike = [list(each.atoms.domain.runs(atoms)) for each, atoms in pairs]
+            else:
+                counts = plan.atoms.count[axis], backward.atoms.count[axis]
+                alike = [_fine(mine, *counts), _fine(other, *reversed(counts))]
+            if alike[0] != alike[1]:
                 return axis
     return None
 

@@ -11,6 +11,7 @@ from mercurygen.ir.program import SEQUENCE, BorderStep, Program, Stage, Tensor
 from mercurygen.lower import packed
 from mercurygen.lower.begin import begin, misaligned
 from mercurygen.lower.plan import Gather, Loop, Nest, Plan, Reduce, Spread, Swap, Walk
+from mercurygen.lower.reach import shortened
 
 
 def lower(program: Program) -> Plan | Refusal:
@@ -21,7 +22,7 @@ def lower(program: Program) -> Plan | Refusal:
 
 def lower_aligned(program: Program) -> Plan | Refusal:
     """The plan of a program whose tiles lie in one piece: that is not looked at."""
-    loops = _loops(program)
+    loops = shortened(program, _loops(program))
     how = packed.refuse(program, loops) or begin(program, loops)
     if isinstance(how, Refusal):
         return how

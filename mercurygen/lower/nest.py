@@ -109,6 +109,8 @@ class Nest(Homes):
         """The results for an owner's tile; None if the mask leaves nothing of it."""
         outer = self.limits, self.owner
         self.limits = {**self.limits, **self.limited(loop, owner)}
+        if self.sends_what_is_read(loop):
+            self.limits[loop.axis] = tensors[loop.tensors[0]].atoms(loop.axis)
         self.owner = {**self.owner, **owner}
         try:
             if any(not all(x.region) for x in tensors.values()):

@@ -89,6 +89,7 @@ class Walk:
         both: at step t the tiles of r - t and of r + t.
         ahead: tiles that are on their way while one is used; 0: none.
         skew: the other dimension of a skewed pair, by whose coordinate the tiles are ahead.
+        steps: those at which some rank reads something, but step 0; None: all.
     """
 
     dim: str
@@ -97,6 +98,11 @@ class Walk:
     both: bool = False
     ahead: int = 1
     skew: str | None = None
+    steps: tuple[int, ...] | None = None
+
+    def coming(self, size: int) -> tuple[int, ...]:
+        """The steps after our own tile's, of a dimension of this size."""
+        return tuple(range(1, size)) if self.steps is None else self.steps
 
 
 Stages = tuple["Gather | Walk", ...]
@@ -155,21 +161,25 @@ class Loop:
         return self.tensors, self.axis, self.outputs, self.partner, dims
 
     @cached_property
-    def reach(self) -> tuple[tuple[str, bool, bool, bool], ...]:
-        """Per stage its dimension, and whether it walks, is direct and goes in reverse: what it
-        depends on which rank gets what of a tile."""
+    def reach(self) -> tuple[tuple, ...]:
+        """Per stage its dimension, whether it walks, is direct and goes in reverse, and its steps:
+        what it depends on which rank gets what of a tile."""
         return tuple(
-            (s.dim, True, s.direct, s.reverse) if isinstance(s, Walk) else (s.dim, *(False,) * 3)
+            (
+                (s.dim, True, s.direct, s.reverse, s.steps)
+                if isinstance(s, Walk)
+                else (s.dim, *(False,) * 3, None)
+            )
             for s in self.stages
         )
 
     @cached_property
-    def paces(self) -> tuple[tuple[str, str, int, int], ...]:
+    def paces(self) -> tuple[tuple, ...]:
         """Per walk its dimension, the axis whose tiles come by, how the owner moves from step to
-        step (+1 or -1), and the step that the first tile is of: results alone that go home begin
-        one ahead."""
+        step (+1 or -1), the step that the first tile is of: results alone that go home begin one
+        ahead; and the steps, if they are not all."""
         first = 1 if not self.tensors and self.home == "relayed" else 0
-        return tuple((w.dim, self.axis, 1 if w.reverse else -1, first) for w in self.walks)
+        return tuple((w.dim, self.axis, 1 if w.reverse else -1, first, w.steps) for w in self.walks)
 
     @cached_property
     def levels(self) -> tuple[tuple[Walk, tuple[Gather, ...]], ...]:
@@ -265,11 +275,6 @@ class Plan:
     def atoms(self) -> Atoms:
         """How the axes are cut."""
         return atoms_of(self.program)
-
-    @cached_property
-    def chunk(self) -> int:
-        """Tokens of one atom of the sequence."""
-        return self.atoms.domain.size
 
     @cached_property
     def head_dims(self) -> tuple[str, ...]:

@@ -105,15 +105,14 @@ class Rings(Recorder):
 
     # --- one ring -----------------------------------------------------------------------------
 
+    def steps(self, walk: Walk) -> tuple[int, ...]:
+        """The steps of a walk after our own tile's."""
+        return walk.coming(self.mesh.extent(walk.dim))
+
     def spare(self, walk: Walk, tiles: Tiles, longer: int) -> list[Tiles]:
         """Sets of receive buffers for a ring, used in turn; no more than there are transfers."""
-        size = self.mesh.extent(walk.dim)
-        if walk.both:
-            count = min(4, size - 1)
-        elif walk.direct:
-            count = min(walk.ahead + 1, size - 1)
-        else:
-            count = min(max(walk.ahead, 1) + 1, size - 1)
+        count = walk.ahead + 1 if walk.direct else max(walk.ahead, 1) + 1
+        count = min(4 if walk.both else count, len(self.steps(walk)))
         return [
             tuple(
                 x._replace(
@@ -136,7 +135,7 @@ class Rings(Recorder):
         spare = self.spare(walk, tiles, 1) if spare is None else spare
         if walk.both:
             return self.both_ways(loop, depth, tiles, spare, outer)
-        ahead = min(walk.ahead, self.mesh.extent(walk.dim) - 1)
+        ahead = min(walk.ahead, len(self.steps(walk)))
         if ahead == 0:
             return self.at_once(loop, depth, tiles, spare, outer)
         if ahead == 1:
@@ -156,12 +155,14 @@ class Rings(Recorder):
         depth: int,
         held: Tiles,
         spare: list[Tiles],
-        step: int,
+        turn: int,
         outer: Owners,
     ) -> tuple[Works, Tiles]:
-        """Start to bring the tile of a step: by passing on what is held, or from its owner."""
+        """Start to bring the tile of a turn: by passing on what is held, or from its owner."""
         walk = loop.stages[depth]
-        arriving = self.expected(loop, depth, step, spare, outer)
+        step = self.steps(walk)[turn]
+        (owner,) = self.of_step(walk, step).values()
+        arriving = self.arriving(loop, depth, spare[turn % len(spare)], owner, outer)
         if walk.direct:
             return self.direct(loop, depth, held, arriving, step, outer), arriving
         return self.shift(held, arriving, walk), arriving
@@ -171,27 +172,28 @@ class Rings(Recorder):
     ) -> Coming:
         """Nothing runs beside the transfers."""
         walk = loop.stages[depth]
-        own = tiles
-        for step in range(self.mesh.extent(walk.dim) - 1):
-            yield self.of_step(walk, step), tiles
+        own, before = tiles, 0
+        for turn, step in enumerate(self.steps(walk)):
+            yield self.of_step(walk, before), tiles
             held = own if walk.direct else tiles
-            works, tiles = self.start_step(loop, depth, held, spare, step + 1, outer)
+            works, tiles = self.start_step(loop, depth, held, spare, turn, outer)
             self.wait(works)
-        yield self.of_step(walk, -1), tiles
+            before = step
+        yield self.of_step(walk, before), tiles
 
     def one_ahead(
         self, loop: Loop, depth: int, tiles: Tiles, spare: list[Tiles], outer: Owners
     ) -> Coming:
         """The next tile arrives while one is used."""
         walk = loop.stages[depth]
-        own = tiles
-        for step in range(self.mesh.extent(walk.dim) - 1):
+        own, before = tiles, 0
+        for turn, step in enumerate(self.steps(walk)):
             held = own if walk.direct else tiles
-            works, arriving = self.start_step(loop, depth, held, spare, step + 1, outer)
-            yield self.of_step(walk, step), tiles
+            works, arriving = self.start_step(loop, depth, held, spare, turn, outer)
+            yield self.of_step(walk, before), tiles
             self.wait(works)
-            tiles = arriving
-        yield self.of_step(walk, -1), tiles
+            before, tiles = step, arriving
+        yield self.of_step(walk, before), tiles
 
     def passed_ahead(
         self,
@@ -204,17 +206,17 @@ class Rings(Recorder):
     ) -> Coming:
         """Some tiles are here before they are used; the next one is on its way."""
         walk = loop.stages[depth]
-        size, held = self.mesh.extent(walk.dim), [tiles]
-        for step in range(ahead - 1):
-            works, arriving = self.start_step(loop, depth, held[-1], spare, step + 1, outer)
+        last, held = len(self.steps(walk)), [tiles]
+        for turn in range(ahead - 1):
+            works, arriving = self.start_step(loop, depth, held[-1], spare, turn, outer)
             self.wait(works)
             held.append(arriving)
-        for step in range(ahead - 1, size - 1):
-            works, arriving = self.start_step(loop, depth, held[-1], spare, step + 1, outer)
-            yield self.of_step(walk, step - ahead + 1), held.pop(0)
+        for turn in range(ahead - 1, last):
+            works, arriving = self.start_step(loop, depth, held[-1], spare, turn, outer)
+            yield self.of_step(walk, turn - ahead + 1), held.pop(0)
             self.wait(works)
             held.append(arriving)
-        for step in range(size - ahead, size):
+        for step in range(last - ahead + 1, last + 1):
             yield self.of_step(walk, step), held.pop(0)
 
     def fetched_ahead(
@@ -228,31 +230,24 @@ class Rings(Recorder):
     ) -> Coming:
         """Some tiles are on their way at one time, each from its owner."""
         walk = loop.stages[depth]
-        size, own = self.mesh.extent(walk.dim), tiles
+        own, used = tiles, (0, *self.steps(walk))
         flights = [
-            self.start_step(loop, depth, own, spare, step + 1, outer) for step in range(ahead - 1)
+            self.start_step(loop, depth, own, spare, turn, outer) for turn in range(ahead - 1)
         ]
-        for step in range(size - ahead):
-            flights.append(self.start_step(loop, depth, own, spare, step + ahead, outer))
+        for turn, step in enumerate(used[:-ahead]):
+            flights.append(self.start_step(loop, depth, own, spare, turn + ahead - 1, outer))
             yield self.of_step(walk, step), tiles
             tiles = self.landed(flights)
-        for step in range(size - ahead, size - 1):
+        for step in used[-ahead:-1]:
             yield self.of_step(walk, step), tiles
             tiles = self.landed(flights)
-        yield self.of_step(walk, -1), tiles
+        yield self.of_step(walk, used[-1]), tiles
 
     def landed(self, flights: list[tuple[Works, Tiles]]) -> Tiles:
         """Wait for the first flight; what it brings."""
         works, tiles = flights.pop(0)
         self.wait(works)
         return tiles
-
-    def expected(
-        self, loop: Loop, depth: int, step: int, spare: list[Tiles], outer: Owners
-    ) -> Tiles:
-        """Where the tile of a step arrives, and what of it."""
-        (owner,) = self.of_step(loop.stages[depth], step).values()
-        return self.arriving(loop, depth, spare[(step - 1) % len(spare)], owner, outer)
 
     def shift(self, tiles: Tiles, into: Tiles, walk: Walk) -> Works:
         """Start sending tiles to the next rank of the ring and receiving the previous rank's."""

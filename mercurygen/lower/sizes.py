@@ -10,7 +10,7 @@ from mercurygen.ir.kernel import ATEN, TRITON
 from mercurygen.ir.problem import BACKWARD
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.plan import Plan
-from mercurygen.lower.visible import Block, tokens_of
+from mercurygen.lower.visible import Block
 
 HEAD_MULTIPLE = 8  # torch's kernel wants heads of a multiple of 8; others are padded with zeros
 
@@ -44,13 +44,7 @@ def with_block(plan: Plan, extents: Extents, block: Block | None) -> dict[str, i
     if block is None:
         return dict(extents)
     rows, cols = plan.program.mask_axes
-    height, width = tokens_of(block, plan.chunk)
-    return {**extents, rows: height, cols: width}
-
-
-def extent_of(block: Block, plan: Plan) -> tuple[int, int]:
-    """Rows and columns of a block, in tokens."""
-    return tokens_of(block, plan.chunk)
+    return {**extents, rows: block.height, cols: block.width}
 
 
 def share_bytes(plan: Plan, extents: Extents) -> tuple[int, ...]:

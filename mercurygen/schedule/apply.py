@@ -49,6 +49,7 @@ def start(operator: Operator, problem: Problem | Sizes, mesh: Mesh) -> Program:
         parallel=pin,
         combines=tuple(Combine(c.outputs, c.kind) for c in _combines(operator)),
         window=problem.window,
+        ahead=problem.ahead,
         documents=problem.documents,
         loops=operator.loop_axes,
         body=operator.body_reads,

@@ -84,23 +84,25 @@ def header_lines(schedule: Schedule) -> list[str]:
 def show_problem(problem: Problem | Sizes) -> str:
     """Sizes, dtype, mask and layout on one line; not what is as usual, as the value head size."""
     if isinstance(problem, Sizes):
-        return " ".join([*_assigned(problem.extents), problem.dtype, *_show_mask(problem)])
+        return " ".join([*_assigned(problem.extents), problem.dtype, *show_mask(problem)])
     same = problem.v_head_dim == problem.head_dim
     names = [name for name in SIZES if name != "v_head_dim" or not same]
     sizes = _assigned((name, getattr(problem, name)) for name in names)
     layout = [problem.layout] if problem.layout not in (INSIDE, PACKED) else []
     packed = [f"documents={documents.show(problem.documents)}"] if problem.documents else []
-    return " ".join([*sizes, problem.dtype, problem.mask, *layout, *packed])
+    return " ".join([*sizes, problem.dtype, *show_mask(problem), *layout, *packed])
 
 
 def _assigned(sizes: Iterable[tuple[str, int]]) -> list[str]:
     return [f"{name}={size}" for name, size in sizes]
 
 
-def _show_mask(problem: Sizes) -> list[str]:
+def show_mask(problem: Problem | Sizes) -> list[str]:
+    """The mask as a header says it."""
     if problem.mask == "window":
-        return [f"window={problem.window}"]
-    return [] if problem.mask == "full" else [problem.mask]
+        return [f"window={problem.window}", *([f"ahead={problem.ahead}"] * bool(problem.ahead))]
+    unsaid = isinstance(problem, Sizes) and problem.mask == "full"
+    return [] if unsaid else [problem.mask]
 
 
 def show_levels(levels: tuple[Link, ...]) -> str:
@@ -221,6 +223,7 @@ def _parse_operator(line: Line) -> str:
     return name
 
 
+WIDTHS = ("window", "ahead")  # keys up to a query, and after it
 _KINDS = {
     **dict.fromkeys(DTYPES, "dtype"),
     **dict.fromkeys(MASKS, "mask"),
@@ -236,19 +239,22 @@ def _parse_problem(line: Line) -> Problem:
         key = _KINDS.get(name, name)
         if key in values:
             raise UserError("named-twice", f"{key} is given twice", span=line.span(start))
-        if key in SIZES:
+        if key in SIZES or key in WIDTHS:
             line.mark("=")
             values[key] = line.number_(f"the size {key}")
         elif key == "documents":
             line.mark("=")
             values |= {key: _parse_documents(line), "layout": PACKED}
         elif key == name:
-            help = closest(name, [*SIZES, *DTYPES, *MASKS, *LAYOUTS, "documents"])
+            known = [*SIZES, *DTYPES, *MASKS, *WIDTHS, *LAYOUTS, "documents"]
+            help = closest(name, known)
             raise UserError(
                 "unknown-option", f"problem has no {name!r}", span=line.span(start), help=help
             )
         else:
             values[key] = name
+    if "window" in values:
+        values.setdefault("mask", "window")  # beside another it is refused
     missing = [x for x in (*SIZES, "dtype", "mask") if x not in values and x != "v_head_dim"]
     if missing:
         raise line.error("header-incomplete", "the problem lacks " + ", ".join(missing))

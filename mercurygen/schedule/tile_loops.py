@@ -121,7 +121,7 @@ def fault_of_tiles(program: Program) -> Fault | None:
             if fault:
                 return fault
     for axis in program.axes:
-        count = atoms.count[axis.name]
+        count = atoms.equal_parts(axis.name)
         if axis.extent % count:
             legal = nearest_multiples(axis.extent, count)
             return Fault(

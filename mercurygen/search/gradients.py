@@ -45,6 +45,7 @@ WAYS = (
     ("S_kv", "gather"),
     ("G", "gather"),
 )
+DIRECT = ("S_q", "direct")  # of a window: from and to the owners of what is read
 KEYS = ("k", "v", "dk", "dv"), "S_kv"
 QUERIES = ("q", "out", "lse", "do", "dq"), "S_q"
 
@@ -134,7 +135,8 @@ class Gradients:
     def _search(self, whole: Schedule, plan: Plan) -> Gradient | Refusal:
         last: Refusal | None = None
         found: list[Gradient] = []
-        for lines in bodies(whole.local_problem.axes, whole.mesh):
+        window = whole.problem.mask == "window"
+        for lines in bodies(whole.local_problem.axes, whole.mesh, window):
             one = self._priced(replace(whole, backward=self._section(lines)), plan.program)
             if isinstance(one, Refusal):
                 last = one
@@ -189,14 +191,18 @@ def _section(whole: Schedule, program: Program, found: Gradient) -> Backward:
     return section(whole, program, replace(alone, directives=found.backward.directives))
 
 
-def bodies(extents: dict[str, int], mesh: Mesh) -> Iterator[tuple[Directive, ...]]:
+def bodies(
+    extents: dict[str, int], mesh: Mesh, window: bool = False
+) -> Iterator[tuple[Directive, ...]]:
     """Every backward of a mesh, as directives without order, pins and reshards.
 
     Args:
         extents: of the axes; batch and heads are split only where they divide.
         mesh: of the forward.
+        window: whether the mask is one: then tiles may come straight from their owners.
     """
-    for ways in product(WAYS, repeat=len(mesh.names)):
+    ways_of = (*WAYS, DIRECT) if window and len(mesh.names) == 1 else WAYS
+    for ways in product(ways_of, repeat=len(mesh.names)):
         along = tuple(zip(mesh.names, ways, strict=True))
         split: dict[str, tuple[str, ...]] = {}
         for dim, (axis, _) in along:
@@ -214,9 +220,11 @@ def _moves(along: tuple[tuple[str, tuple[str, str]], ...]) -> Iterator[Directive
         walks, gathers = [], []
         for dim, (split, way) in along:
             moved = split in ("S_q", "G") if axis == "S_kv" else split == "S_kv"
-            if moved:
-                (walks if way == "walk" else gathers).append(dim)
+            if moved and way == "gather":
+                gathers.append(dim)
+            elif moved:
+                walks.append(Along(dim, ("direct",)) if way == "direct" else Along(dim))
         if walks:
-            yield Shift(tensors, axis, tuple(Along(dim) for dim in walks))
+            yield Shift(tensors, axis, tuple(walks))
         if gathers:
             yield Shard(tensors, axis, tuple(gathers))

@@ -42,7 +42,8 @@ def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Tiny:
         return Tiny(_few(operator, schedule, program))
     own = _both(operator, schedule)
     every = [x for x in own if x is not None]
-    count = {axis: lcm(*(x.atoms.count[axis] for x in every)) for axis in every[0].atoms.count}
+    parts = [x.atoms.equal_parts for x in every]
+    count = {axis: lcm(*(each(axis) for each in parts)) for axis in every[0].atoms.count}
     refusal: Exception | None = None
     sizes = dict(zip(("head_dim", "v_head_dim"), HEAD_DIMS[DTYPES[dtype]], strict=True))
     for problem in _problems(program, schedule.problem, count):
@@ -103,6 +104,13 @@ def _few(operator: Operator, schedule: Schedule, program: Program) -> Plan:
     return small
 
 
+def _window(problem: Problem, seq: int) -> int | None:
+    """A window of a short sequence: about as much of it, and not of two tokens only."""
+    if problem.window is None or problem.window == 1:
+        return problem.window
+    return min(seq - 1, max(3, problem.window * seq // problem.seq))
+
+
 def _plan(program: Program) -> Plan:
     plan = lower(program)
     if isinstance(plan, Refusal):
@@ -131,12 +139,14 @@ def _problems(program: Program, problem: Problem, count: Mapping[str, int]) -> I
     alike = problem.heads == problem.kv_heads and count["G"] == 1
     for chunk, more in product((CHUNK, 4, 8, 16, 32), (2, 4, 8, 1)):
         kv_heads = count["H"] * more  # rather more than one on a rank: views of one are contiguous
-        packed = bool(problem.documents)
+        packed, seq = bool(problem.documents), rows * chunk
         yield replace(
             problem,
             batch=1 if packed else count["B"] * BATCH,
-            seq=rows * chunk,
-            documents=_lengths(rows * chunk) if packed else (),
+            seq=seq,
+            documents=_lengths(seq) if packed else (),
+            window=_window(problem, seq),
+            ahead=min(problem.ahead, 1),
             kv_heads=kv_heads,
             heads=kv_heads * (1 if alike else max(2, count["G"])),
         )

@@ -198,6 +198,18 @@ class Ranks:
             return {} if trial.scale is None else {"scale": trial.scale}
         return {each.name: NUMBER for each in self.operator.scalars if each.default is None}
 
+    def options(self, plan: Plan, trial: Trial) -> dict[str, Any]:
+        """What a call is given by name."""
+        program, found = plan.program, self.scalars(plan, trial)
+        if own_lines(plan):
+            return found
+        if trial.with_lse:  # else the defaults
+            seq = program.extent(program.mask_axes[0])
+            found = {"scale": trial.scale, "seq": seq, "return_lse": True}
+        if program.mask == "window":  # as short as the sequence is
+            found["window"] = (program.window - 1, program.ahead)
+        return found
+
     def call(self, tiny: Tiny, trial: Trial, seed: int) -> float:
         """One call on all ranks, and its gradients if there are any; the largest error."""
         import torch
@@ -223,10 +235,7 @@ class Ranks:
                 before = [x.clone() for x in own]
                 if tiny.backward is not None:
                     own = [x.requires_grad_() for x in own]
-            options = self.scalars(plan, trial)
-            if trial.with_lse and not own_lines(plan):  # else the defaults
-                seq = program.extent(program.mask_axes[0])
-                options = {"scale": trial.scale, "seq": seq, "return_lse": True}
+            options = self.options(plan, trial)
             function = self.spaces[rank.number][program.operator]
             got = function(*own, *borders(plan), self.meshes[rank.number], **options)
             results[rank.number] = got if isinstance(got, tuple) else (got,)

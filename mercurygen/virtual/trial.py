@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mercurygen.ir.caller import PACKED, exchanged
-from mercurygen.ir.documents import borders_of
 from mercurygen.ir.operator import Domain
 from mercurygen.lower.plan import Plan
 
@@ -49,14 +48,9 @@ OWN_TRIALS = (  # of an operator's own lines
 )
 
 
-def domain(plan: Plan) -> Domain | str | None:
+def domain(plan: Plan) -> Domain | None:
     """The mask, as the operator takes it."""
-    program = plan.program
-    if not program.mask_axes:
-        return None
-    if program.documents:
-        return Domain(program.mask, borders=borders_of(program.documents))
-    return Domain("window", program.window) if program.mask == "window" else program.mask
+    return plan.program.domain
 
 
 def turned(layout: str, x: Tensor) -> Tensor:

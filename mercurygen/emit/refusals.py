@@ -1,0 +1,56 @@
+"""What plans of attention have no text yet."""
+
+from __future__ import annotations
+
+from mercurygen.emit import border, levels, packed, results, ring_kinds
+from mercurygen.emit.loops import column_parts, part_counts
+from mercurygen.emit.needed import need_form
+from mercurygen.ir.kernel import TRITON
+from mercurygen.ir.program import SEQUENCE
+from mercurygen.lower.plan import Plan, Swap
+
+
+def not_emitted(plan: Plan) -> str | None:
+    """What of a plan has no text yet."""
+    program = plan.program
+    if program.operator != "attention":
+        return f"operator {program.operator}"
+    if program.order.kind == "striped" and need_form(plan) not in ("whole", "stripes"):
+        return "direct shifts of stripes of one token"
+    what = packed.not_emitted(plan) or ring_kinds.not_emitted(plan) or _of_window(plan)
+    what = what or (_of_tiles(plan) if plan.tiles else results.not_emitted(plan))
+    return what or border_not_emitted(plan)
+
+
+def _of_window(plan: Plan) -> str | None:
+    """What of a plan with a window has no text yet."""
+    if plan.program.mask != "window":
+        return None
+    if plan.program.kernel == TRITON:
+        return "a window in the Triton kernel"
+    if levels.partial(plan):
+        return "a window where partial results go home or are merged"
+    return None
+
+
+def border_not_emitted(plan: Plan) -> str | None:
+    """Which reshards have no text yet."""
+    border_steps = (*plan.before, *plan.after)
+    if not all(isinstance(step, Swap) for step in border_steps):
+        return "a reshard of what is replicated"
+    swapped = {axis for step in border_steps for axis in (step.gathered, step.split)}
+    if swapped - {SEQUENCE, *border.NAMES} or any(
+        SEQUENCE not in (step.gathered, step.split) for step in border_steps
+    ):
+        return "a reshard of what is not the sequence"
+    return None
+
+
+def _of_tiles(plan: Plan) -> str | None:
+    """What of a plan with tile loops has no text yet."""
+    parts, keys = part_counts(plan), column_parts(plan) > 1
+    if keys and "G" in parts:
+        return "a loop over parts of S_kv inside one over query heads"
+    if levels.partial(plan) and ("S_q" in parts or keys and parts):
+        return "partial results in parts of the queries, or of the keys and another axis"
+    return results.not_emitted(plan)
