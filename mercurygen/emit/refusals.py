@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import border, levels, packed, results, ring_kinds
+from mercurygen.emit import border, levels, masks, packed, results, ring_kinds
 from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.needed import need_form
 from mercurygen.ir.kernel import TRITON
@@ -28,6 +28,8 @@ def _of_window(plan: Plan) -> str | None:
         return None
     if plan.program.kernel == TRITON:
         return "a window in the Triton kernel"
+    if plan.program.order.kind == "striped" and masks.mask_form(plan) == "chunks":
+        return "stripes of one token that a window cuts token by token"
     if levels.partial(plan):
         return "a window where partial results go home or are merged"
     return None

@@ -7,7 +7,7 @@ import builtins
 # At the top of a module, and the parameters of its functions beside the operator's own.
 MODULE = frozenset(
     "torch dist inspect sys F Tensor DeviceMesh P2POp Placement Replicate Shard Iterable "
-    "Iterator timedelta annotations bisect_left groupby crc32 MESH WORLD_SIZE PLACEMENTS "
+    "Iterator timedelta annotations bisect_left groupby pairwise crc32 MESH WORLD_SIZE PLACEMENTS "
     "make_mesh shard unshard positions pad_sequence shard_sequence unshard_sequence shard_labels "
     "triton tl Any WINDOW Band once_differentiable "
     "check_inputs mesh seq return_lse tiles product prod "
