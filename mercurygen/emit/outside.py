@@ -128,7 +128,7 @@ def constants(plan: Plan, layout: str) -> str:
         )
     count = len(mesh.dims)
     if count:
-        lines.insert(2, "# Of the sequence in storage order: unshard puts it into global order.")
+        lines.append("# Of the sequence in storage order: unshard puts it into global order.")
     if not count:
         names = ", ".join(f'"{tensor.name}"' for tensor in program.tensors)
         lines.append(f"PLACEMENTS: dict[str, tuple] = dict.fromkeys(({names}), ())")
