@@ -326,7 +326,7 @@ def of_kernels(plan: Plan, traces: Traces, rank: int) -> Iterator[Mutant]:
                         "wrong cut of an operand", LINEAGE, become(replace(k, **{name: new}))
                     )
         if k.block is not None:
-            (top, end), (left, right), (low, high), by_position = k.block
+            (top, end), (left, right), (low, high), *_ = k.block
             for name, block in (
                 ("shifted block", k.block._replace(cols=(left + 1, right + 1))),
                 ("shifted block", k.block._replace(rows=(top + 1, end + 1))),

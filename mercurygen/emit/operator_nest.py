@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from mercurygen.emit import operator_body
 from mercurygen.emit.operator_results import nothing
 from mercurygen.emit.operator_words import State, Words
@@ -321,7 +323,8 @@ class Nest:
                 lines.append("    " * depth + header + ":")
                 depth += 1
         lines += ["    " * depth + line for line in self.block()]
-        return [*lines, f"return {', '.join(self.words.outputs)}"]
+        owners = [self.words.owner(walk.dim) for loop in self.walked for walk in loop.walks]
+        return [*_asked_for(lines, owners), f"return {', '.join(self.words.outputs)}"]
 
     def first(self, loops: list[str]) -> list[str]:
         """The first tile is one block of all rows: the others are merged into its results."""
@@ -348,6 +351,15 @@ class Nest:
             f"for {target} in {tiles}:",
             *(f"    {line}" for line in self.block()),
         ]
+
+
+def _asked_for(lines: list[str], owners: list[str]) -> list[str]:
+    """The lines, with `_` in the place of owners that stand in one place only: where they come."""
+    text = "\n".join(lines)
+    for owner in owners:
+        if len(re.findall(rf"\b{owner}\b", text)) == 1:
+            text = re.sub(rf"\b{owner}\b", "_", text)
+    return text.split("\n")
 
 
 def _tuple(names: list[str] | tuple[str, ...], bare: bool = False) -> str:
