@@ -182,7 +182,8 @@ def test_figures(sizes: tuple[int, ...], mask: str) -> None:
 
 
 def test_length_on_16_ranks() -> None:
-    for schedule, plan in space((2, 8), Problem()):
+    found = space((2, 8), Problem())
+    for schedule, plan in random.Random(SEED).sample(found, min(60, len(found))):
         lines = explain(schedule, plan).splitlines()
         assert len(lines) <= 72 and max(map(len, lines)) <= 140
         assert all(line == line.rstrip() for line in lines)

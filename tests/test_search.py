@@ -75,8 +75,8 @@ def test_text_of_a_schedule() -> None:
     ]
 
 
-# one of every number and kind of levels
-ROUND_TRIPS = ("a100x8", "a100x16", "a100x32", "h100x16", "l20x8", "mi300x8", "mercury-l4x32")
+# of several numbers and kinds of levels, none of whose searches is long
+ROUND_TRIPS = ("a100x8", "a100x16", "h100x16", "l20x8", "mi300x8")
 
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
