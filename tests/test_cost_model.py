@@ -11,6 +11,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import cost_model
+import machines
+import named
+import published
 import pytest
 
 from mercurygen.cost import validated
@@ -23,12 +27,6 @@ from mercurygen.operators import load
 from mercurygen.search.search import search
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import cost_model  # noqa: E402
-import machines  # noqa: E402
-import named  # noqa: E402
-import published  # noqa: E402
 
 DATA = cost_model.DATA
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import by_hand
+import paper_grid
 import pytest
+from paper_grid import Cell, machine
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import by_hand  # noqa: E402
-import paper_grid  # noqa: E402
-from paper_grid import Cell, machine  # noqa: E402
-
-from mercurygen.search.search import search  # noqa: E402
+from mercurygen.search.search import search
 
 CELLS = (
     Cell("H100", 1, 8, "GQA", 1, 32768),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import torch
-from ranks import run_ranks
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import peer_systems
 import peers
+import torch
+from ranks import run_ranks
 
 SHAPE = peers.Shape(batch=2, seq=64, heads=4, kv_heads=2, head_dim=16)
 
