@@ -18,7 +18,7 @@ from mercurygen.emit.autograd import Context, Function
 from mercurygen.emit.playback import Playback
 from mercurygen.emit.playback_backward import BackwardPlayback, check_saved
 from mercurygen.emit.python_bounds import LARGEST_NUMBER, MOST_STEPS, STEPS_A_RANK, STEPS_AN_EVENT
-from mercurygen.emit.python_expressions import Complaint
+from mercurygen.emit.python_expressions import Bodies, Complaint
 from mercurygen.emit.python_subset import Interpreter, Module, TextMismatch
 from mercurygen.errors import shorten
 from mercurygen.ir.caller import INSIDE
@@ -119,17 +119,17 @@ def check_text(
         return Summary((), mesh.size, 0, _named(sites))
     chosen = tuple(sample(mesh) if ranks is None else ranks)
     seen: set[int] = set()
-    events = 0
+    bodies, events = Bodies(), 0
     both = backward is not None and is_outer(plan, backward)  # lse is kept as the caller has it
     for rank in chosen:
         for with_lse in (False, True):
             planned = trace(plan, rank, with_lse=with_lse or both)
             playback = Playback(plan, planned)
-            run = _interpreter(module, playback)
+            run = _interpreter(module, playback, bodies)
             _interpret(run, playback, with_lse, layout)
             if backward is not None:
                 gradients = BackwardPlayback(backward, trace(backward, rank))
-                again = _interpreter(module, gradients)
+                again = _interpreter(module, gradients, bodies)
                 _interpret_backward(run, playback, again, gradients)
                 seen |= again.seen
                 events += gradients.compared
@@ -142,11 +142,11 @@ def check_text(
     return Summary(chosen, mesh.size, events, _named(sites))
 
 
-def _interpreter(module: Module, playback: Playback) -> Interpreter:
+def _interpreter(module: Module, playback: Playback, bodies: Bodies) -> Interpreter:
     """One for a run beside a trace."""
     each = STEPS_AN_EVENT + STEPS_A_RANK * playback.program.mesh.size
     budget = MOST_STEPS + each * len(playback.trace.events)
-    return Interpreter(module, playback.externals(), playback.hooks(), budget)
+    return Interpreter(module, playback.externals(), playback.hooks(), bodies, budget)
 
 
 def _named(sites: list[Site]) -> dict[str, tuple[str, ...]]:

@@ -6,7 +6,7 @@ import ast
 import operator
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from mercurygen.emit.python_bounds import MOST_PARTS, Bounded, Complaint, weigh
 from mercurygen.errors import shorten
@@ -115,6 +115,29 @@ def local_names(node: ast.FunctionDef | ast.GeneratorExp | ast.ListComp) -> froz
     return frozenset(name for name in names if name)
 
 
+class Body(NamedTuple):
+    """What is known of a function or comprehension from its syntax tree.
+
+    Attributes:
+        local: names that are assigned anywhere in it.
+        yields: whether it is a generator function.
+    """
+
+    local: frozenset[str]
+    yields: bool
+
+
+class Bodies(dict[ast.AST, Body]):
+    """Of each one what is known, found once: every run of a module asks for all of them."""
+
+    def __missing__(self, node: Any) -> Body:
+        yields = isinstance(node, ast.FunctionDef) and any(
+            isinstance(inner, ast.Yield | ast.YieldFrom) for inner in ast.walk(node)
+        )
+        body = self[node] = Body(local_names(node), yields)
+        return body
+
+
 class Expressions(Bounded):
     """Evaluates them: a method for each kind, named as in `ast`."""
 
@@ -122,7 +145,7 @@ class Expressions(Bounded):
     frames: list[list[Any]]
     imports: dict[str, str]
     methods: ClassVar[dict[type, Callable | None]] = {}
-    locals: dict[int, frozenset[str]]
+    bodies: Bodies
 
     def external(self, path: str) -> Any:
         """What stands for a name of another package."""
@@ -257,9 +280,7 @@ class Expressions(Bounded):
 
     def _GeneratorExp(self, node: Any, scope: Scope) -> Any:
         first = self.items(self.eval(node.generators[0].iter, scope))
-        if id(node) not in self.locals:
-            self.locals[id(node)] = local_names(node)
-        inner = Scope({}, scope.__getitem__, self.locals[id(node)])
+        inner = Scope({}, scope.__getitem__, self.bodies[node].local)
         return self.rounds(node.elt, node.generators, first, inner)
 
     def _ListComp(self, node: Any, scope: Scope) -> Any:

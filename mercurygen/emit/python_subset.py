@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from mercurygen.emit import autograd
 from mercurygen.emit.python_bounds import MOST_CALLS, MOST_STEPS
 from mercurygen.emit.python_expressions import (
+    Bodies,
     Complaint,
     Expressions,
     External,
     Record,
     Scope,
-    local_names,
     unknown,
 )
 from mercurygen.errors import printable, shorten
@@ -57,10 +57,14 @@ class Interpreter(Expressions):
         module: Module,
         externals: dict[str, Any],
         hooks: dict[str, Callable],
+        bodies: Bodies,
         budget: int = MOST_STEPS,
     ) -> None:
-        """`externals` stand for other packages' names, `hooks` are called for its functions."""
-        self.budget, self.locals, self.names = budget, {}, self.builtins()
+        """`externals` stand for other packages' names, `hooks` are called for its functions.
+
+        `bodies` is shared by all runs of the module.
+        """
+        self.budget, self.bodies, self.names = budget, bodies, self.builtins()
         self.module, self.hooks, self.imports = module, hooks, module.imports
         own = {"bisect.bisect_left": bisect_left, "itertools.groupby": self.groups}
         own["itertools.product"] = self.products
@@ -68,7 +72,6 @@ class Interpreter(Expressions):
         self.frames: list[list[Any]] = [["the module", 1]]  # function and line
         self.top = Scope({}, self.definition)
         self.seen: set[int] = set()
-        self.generators: set[int] = set()  # ids of functions that yield
 
     def definition(self, name: str) -> Any:
         """What a name means in the whole module."""
@@ -118,11 +121,7 @@ class Interpreter(Expressions):
         pairs = [*zip(reversed(positional), reversed(spec.defaults), strict=False)]
         pairs += [(a.arg, d) for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d]
         defaults = {name: self.eval(default, outer) for name, default in pairs}
-        if id(node) not in self.locals:
-            self.locals[id(node)] = local_names(node)
-            if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in ast.walk(node)):
-                self.generators.add(id(node))
-        local, yields = self.locals[id(node)], id(node) in self.generators
+        local, yields = self.bodies[node]
 
         def called(*args: Any, **keywords: Any) -> Any:
             given = dict(zip(positional, args, strict=False))
