@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from math import lcm
 from typing import NamedTuple
@@ -31,8 +32,11 @@ class Tiny(NamedTuple):
     backward: Plan | None = None
 
 
+@lru_cache(maxsize=8)
 def tiny(operator: Operator, schedule: Schedule, dtype: str) -> Tiny:
     """The plans of the same schedule for the smallest problem that it takes.
+
+    They are kept: one schedule is often run with several texts.
 
     Raises:
         InternalError: it takes none of those tried.
