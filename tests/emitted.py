@@ -66,7 +66,11 @@ class Emitted:
     @property
     def late(self) -> functools.partial[str]:
         """The module's text as an argument of `Ranks.add`: emitted just before the fork."""
-        return functools.partial(getattr, self, "text")
+        return functools.partial(self._compiled)
+
+    def _compiled(self) -> str:
+        numeric_cases.compiled(self.text, numeric_cases.named(self.text))
+        return self.text
 
     @property
     def world(self) -> int:

@@ -17,13 +17,14 @@ import importlib.util
 import inspect
 import linecache
 import math
+import re
 import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -70,11 +71,17 @@ class Problem:
         """The full q, k and v: the same on every rank, rounded to dtype."""
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(self)
-        random = torch.Generator().manual_seed(self.seed)
-        value_dim = self.value_dim or self.head_dim
-        sizes = (self.heads, self.head_dim), (self.kv_heads, self.head_dim)
-        shapes = [(self.batch, self.seq, *x) for x in (*sizes, (self.kv_heads, value_dim))]
-        return [torch.randn(x, generator=random, dtype=torch.float64).to(dtype) for x in shapes]
+        return [x.to(dtype, copy=True) for x in _drawn(self)]
+
+
+@functools.lru_cache(4)  # for one dtype after the other
+def _drawn(problem: Problem) -> list[Tensor]:
+    """q, k and v in float64."""
+    random = torch.Generator().manual_seed(problem.seed)
+    value_dim = problem.value_dim or problem.head_dim
+    sizes = (problem.heads, problem.head_dim), (problem.kv_heads, problem.head_dim)
+    shapes = [(problem.batch, problem.seq, *x) for x in (*sizes, (problem.kv_heads, value_dim))]
+    return [torch.randn(x, generator=random, dtype=torch.float64) for x in shapes]
 
 
 # --- modules, meshes and slices -------------------------------------------------------------
@@ -82,20 +89,43 @@ class Problem:
 
 def load_module(text: str, name: str = "") -> ModuleType:
     """Execute the text of an emitted module in a fresh module object."""
-    name = name or "emitted_" + hashlib.sha256(text.encode()).hexdigest()[:12]
-    path = f"<{name}>"
+    name = name or named(text)
+    path, code = f"<{name}>", compiled(text, name)
     module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, None))
     sys.modules[name] = module
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    exec(compile(text, path, "exec"), vars(module))
+    exec(code, vars(module))
     return module
+
+
+@functools.cache
+def compiled(text: str, name: str = "") -> CodeType:
+    """The code of a module; called before the ranks are forked, they all have it."""
+    return compile(text, f"<{name or named(text)}>", "exec")
+
+
+def named(text: str) -> str:
+    """A name for a module's text."""
+    return "emitted_" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @functools.cache
 def setup(text: str) -> tuple[ModuleType, DeviceMesh | None]:
     """The module and its mesh on all ranks, made once a fork; all ranks call this in one order."""
     module = load_module(text)
-    return module, module.make_mesh() if module.WORLD_SIZE > 1 else None
+    if module.WORLD_SIZE == 1:
+        return module, None
+    key = (str(module.MESH), *_OF_MESH.findall(text))
+    if key not in _MESHES:
+        _MESHES[key] = module.make_mesh()
+    return module, _MESHES[key]
+
+
+# Modules that make a mesh by the same lines share it: each costs new groups and their sockets.
+_OF_MESH = re.compile(
+    r"^def (?:make_mesh|_level_group_count|_new_group)\(.*\n(?:[ )].*\n|\n)*", re.MULTILINE
+)
+_MESHES: dict[tuple[str, ...], DeviceMesh] = {}
 
 
 def place(mesh: DeviceMesh | None) -> int:

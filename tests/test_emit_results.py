@@ -21,6 +21,8 @@ from numeric_cases import (
     check_layout,
     check_sees_others,
     check_views,
+    compiled,
+    named,
     own_inputs,
     peak_bytes,
     record_call,
@@ -109,10 +111,15 @@ class Made:
     @property
     def late(self) -> functools.partial[str]:
         """The text, made just before the fork."""
-        return functools.partial(text_of, self)
+        return functools.partial(_compiled, self)
 
 
 _TEXTS: dict[str, str] = {}
+
+
+def _compiled(made: Made) -> str:
+    compiled(text_of(made), named(text_of(made)))
+    return text_of(made)
 
 
 def text_of(made: Made) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -38,7 +38,6 @@ from mercurygen.search.space import Point, points, settle
 ATTENTION = load("attention")
 TINY = Problem(2, 32, 8, 4, 6, 5, "float64", "causal")  # grouped heads, D_v is not D
 SEED = 11
-SAMPLED = 400  # of the points of a space
 GROUPS = ((1, 4), (2, 2), (2, 4), (2, 2, 2), (1, 6), (1, 1))
 
 Legal = tuple[Point, tuple[Directive, ...], Plan]
@@ -55,19 +54,33 @@ def problem_of(group: tuple[int, ...], **changes: object) -> Problem:
 
 
 @cache
-def legal(group: tuple[int, ...], problem: Problem, design: str | None = None) -> tuple[Legal, ...]:
-    """Every schedule of a design with a plan; of the whole space, of a sample of the points."""
-    found = []
-    space = list(points(ATTENTION, problem, links(group), design=design, order="any"))
-    if design is None:
-        space = random.Random(SEED).sample(space, min(SAMPLED, len(space)))
-    for point in space:
+def space(group: tuple[int, ...], problem: Problem, design: str | None) -> tuple[Point, ...]:
+    """All points of a design, or of the whole space."""
+    return tuple(points(ATTENTION, problem, links(group), design=design, order="any"))
+
+
+def realized(each: Iterable[Point]) -> Iterator[Legal]:
+    """Those that have a plan."""
+    for point in each:
         settled = settle(point)
         if not isinstance(settled, Refusal):
             plan = lower(settled[0])
             if isinstance(plan, Plan):
-                found.append((point, settled[1], plan))
-    return tuple(found)
+                yield point, settled[1], plan
+
+
+@cache
+def legal(group: tuple[int, ...], problem: Problem, design: str) -> tuple[Legal, ...]:
+    """Every schedule of a design with a plan."""
+    return tuple(realized(space(group, problem, design)))
+
+
+def shuffled(
+    rng: random.Random, group: tuple[int, ...], problem: Problem, design: str | None = None
+) -> Iterator[Legal]:
+    """The same of a design or the whole space, at random: only those that are taken are lowered."""
+    found = space(group, problem, design)
+    return realized(rng.sample(found, len(found)))
 
 
 def inputs_of(
@@ -132,7 +145,7 @@ def samples() -> Iterator[Plan]:
         problem = problem_of(group, mask=mask)
         if prod(group) != 6:
             problem = replace(problem, **heads)
-        yield rng.choice(legal(group, problem))[2]
+        yield next(shuffled(rng, group, problem))[2]
 
 
 def test_random_schedules() -> None:
@@ -266,8 +279,8 @@ def _real() -> None:
         group = (1, 4) if name in ("ring", "ulysses") else (2, 2)
         mask = "full" if number % 3 == 2 else "causal"
         problem = problem_of(group, mask=mask)
-        with_module = [each for each in legal(group, problem, name) if refuse(each[2]) is None]
-        point, directives, plan = rng.choice(with_module)
+        found = shuffled(rng, group, problem, name)
+        point, directives, plan = next(each for each in found if refuse(each[2]) is None)
         spans = links(group)
         target = Target("t", "sha256:0123456789abcdef", spans)
         schedule = Schedule("attention", problem, target, group, 1, point.mesh, directives)
