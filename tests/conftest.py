@@ -17,3 +17,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """At the end everything is let go, as libraries expect it: some report what is not."""
+    gc.unfreeze()
