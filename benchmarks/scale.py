@@ -1,13 +1,14 @@
 """How the time and memory of a search grow with the ranks and with the levels of a machine.
 
-    python benchmarks/scale.py [--most 4096] [--prove 1024] [--plot FILE.svg]
+    python benchmarks/scale.py [--least 8] [--most 4096] [--prove 4096] [--plot FILE.svg]
 
 For groups of 8 ranks and more of two levels (h100x1024), and of 256 and more of three
 (pods-h100x4096), searches attention as `mercurygen search` does, 1024 tokens a rank, each in a
 process of its own: schedules looked at, seconds of processor time, schedules a second, and the
 memory of the process at its peak.
-The best is proved, by all ranks' traces, up to --prove ranks. `model` says what decided: the
-simulation, or, of more ranks than `mercurygen.cost.decide.LARGE`, the closed form.
+The best is proved up to --prove ranks: by the traces of all of them, or, of more than 1024, level
+by level. `model` says what decided: the simulation, or, of more ranks than
+`mercurygen.cost.decide.LARGE`, the closed form.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+from mercurygen.check.levels import MOST_PLAYED, elsewhere, prove_by_levels
 from mercurygen.check.prove import prove
 from mercurygen.cost.topology import load
 from mercurygen.ir.problem import Problem
+from mercurygen.operators import load as load_operator
 from mercurygen.search.search import search
 
 TWO, THREE = "h100x1024", "pods-h100x4096"
@@ -90,7 +93,11 @@ def _search(name: str, group: tuple[int, ...], proved: int, pipe: Connection) ->
     best, spent = result.best, None
     if ranks <= proved:
         began = time.process_time()
-        prove(best.plan, best.schedule.links)
+        if ranks <= MOST_PLAYED:
+            prove(best.plan, best.schedule.links)
+        else:
+            at = elsewhere(load_operator("attention"), best.schedule)
+            prove_by_levels(best.plan, best.schedule.links, at)
         spent = time.process_time() - began
     simulated = best.simulated is not None
     pipe.send(Row(len(group), ranks, result.counts.candidates, seconds, mib, simulated, spent))
@@ -148,13 +155,16 @@ def plot(rows: list[Row]) -> str:
 def main() -> None:
     """Print the table, and write the plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--most", type=int, default=4096, help="ranks")
-    parser.add_argument("--prove", type=int, default=1024, help="ranks, up to which the best is")
+    parser.add_argument("--least", type=int, default=EACH, help="ranks of a group")
+    parser.add_argument("--most", type=int, default=4096, help="ranks of a group")
+    parser.add_argument("--prove", type=int, default=4096, help="ranks, up to which the best is")
     parser.add_argument("--plot", type=Path, help="an SVG")
     options = parser.parse_args()
     print("levels  ranks schedules  seconds  a second    MiB   proved  model")
     rows = []
     for name, group in groups(options.most):
+        if prod(group) < options.least:
+            continue
         rows.append(measured(name, group, options.prove))
         print(show(rows[-1]), flush=True)
     if options.plot:

@@ -148,7 +148,7 @@ LINES = {
     ),
     "twice as many": (
         "gpu=8 NVLink 300GB/s\ngroup node=2 gpu=2",
-        "gpu=1024 NVLink 300GB/s\ngroup node=2 gpu=1024",
+        "gpu=4096 NVLink 300GB/s\ngroup node=2 gpu=4096",
         "too-many-ranks",
     ),
     "many levels": (

@@ -123,18 +123,15 @@ def test_large_groups_are_ranked_by_the_closed_form(monkeypatch: pytest.MonkeyPa
         assert max(report.traffic.crossing[link.name].values) == link.most
 
 
-def test_more_than_1024_ranks_are_refused() -> None:
+def test_more_than_4096_ranks_are_refused() -> None:
     """As many are not proved."""
-    from mercurygen.cli.request import MOST_SEARCHED, check_sizes
+    from mercurygen.cli.request import check_sizes
 
-    check_sizes(Problem(), (128, 8))
-    with pytest.raises(UserError, match="1032 ranks: this version proves"):
-        check_sizes(Problem(), (129, 8))
+    check_sizes(Problem(), (512, 8))
+    with pytest.raises(UserError, match="4104 ranks: this version proves"):
+        check_sizes(Problem(), (513, 8))
     with pytest.raises(UserError, match="136 ranks: this version proves"):
         check_sizes(Sizes(()), (17, 8))
-    check_sizes(Problem(), (512, 8), MOST_SEARCHED)
-    with pytest.raises(UserError, match="4104 ranks: this version searches"):
-        check_sizes(Problem(), (513, 8), MOST_SEARCHED)
 
 
 def test_kinds_of_steps_are_those_of_every_class() -> None:

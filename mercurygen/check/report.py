@@ -86,6 +86,8 @@ class Report:
         peak: most bytes alive at one time.
         traffic: what moves.
         with_lse: the same of the call that hands out the log-sum-exp; None in itself.
+        parts: of a proof level by level, the smaller meshes that were played: tiles and
+            contributions are theirs; none if all ranks were played.
     """
 
     ranks: int
@@ -96,6 +98,20 @@ class Report:
     peak: Spread
     traffic: Traffic
     with_lse: Report | None = None
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The proof on a smaller mesh.
+
+    Attributes:
+        sizes: its extents, outermost first.
+        report: of the proof.
+    """
+
+    sizes: tuple[int, ...]
+    report: Report
 
 
 def label(trace: Trace, buffer: int) -> str:

@@ -9,7 +9,7 @@ a level is spread evenly over the ranks (as the cost model has it, `mercurygen.c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from mercurygen.check.play import bytes_of
@@ -19,7 +19,7 @@ from mercurygen.lower.events import Batch, Collective, Trace
 from mercurygen.lower.plan import Plan
 
 
-def measure(plan: Plan, traces: tuple[Trace, ...], links: tuple[Link, ...]) -> Traffic:
+def measure(plan: Plan, traces: Iterable[Trace], links: tuple[Link, ...]) -> Traffic:
     """Bytes and steps of one call, exact for every rank."""
     mesh = plan.program.mesh
     cover(mesh, links)  # the mesh and the levels number the same ranks in the same order

@@ -115,10 +115,16 @@ def prove_schedule(schedule: Schedule, spans: tuple[Span, ...] = ()) -> Proved:
 
 
 def _proved(lowered: Lowered, backward: Proved | None = None) -> Proved:
+    from mercurygen.check.levels import MOST_PLAYED, elsewhere, prove_by_levels
     from mercurygen.check.prove import prove
 
+    schedule, program, plan = lowered
     try:
-        report = prove(lowered.plan, lowered.schedule.links)
+        if program.mesh.size > MOST_PLAYED:
+            at = elsewhere(operators.load(schedule.operator), schedule)
+            report = prove_by_levels(plan, schedule.links, at)
+        else:
+            report = prove(plan, schedule.links)
     except ProofError as error:
         raise _bug(f"the {error.check} of rank {error.rank}: {error.message}") from error
     return Proved(*lowered, report, backward)

@@ -18,8 +18,7 @@ from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.text import OPERATOR
 
 LARGEST_HEADS = 65536  # beyond any model; a help text lists divisors
-MOST_RANKS = 1024  # that are proved, for every one is played: half a minute for 128 x 8
-MOST_SEARCHED = 4096  # ranks: the closed form takes those that do the same together
+MOST_RANKS = 4096  # proved level by level beyond 1024: half a minute for 16 x 32 x 8
 MOST_OWN = 128  # of an operator of one's own, whose mask goes by position: every pair is looked at
 
 
@@ -69,14 +68,13 @@ class Request:
         return place(self.topology, self.group, self.tp)
 
 
-def make(operator: str, topo: str | None, options: dict, most: int = MOST_RANKS) -> Request:
+def make(operator: str, topo: str | None, options: dict) -> Request:
     """The request of a command line.
 
     Args:
         operator: OP.
         topo: of `--topo`.
         options: the problem options by name, None where not given.
-        most: ranks.
 
     Raises:
         UserError: what is wrong, with the closest legal value.
@@ -98,7 +96,7 @@ def make(operator: str, topo: str | None, options: dict, most: int = MOST_RANKS)
     request = Request(operator, topology, topo, Problem(**sizes), group, **given)
     if request.design is not None:
         patterns.get(request.design)
-    check_sizes(request.problem, request.sizes, most)
+    check_sizes(request.problem, request.sizes)
     return _normal(request)
 
 
@@ -155,7 +153,7 @@ def supported(operator: Operator, reference: str, among: tuple[str, ...] = ("att
         )
 
 
-def check_sizes(problem: Problem | Sizes, group: tuple[int, ...], most: int = MOST_RANKS) -> None:
+def check_sizes(problem: Problem | Sizes, group: tuple[int, ...]) -> None:
     """Refuse what no model or proof has room for.
 
     Raises:
@@ -169,12 +167,11 @@ def check_sizes(problem: Problem | Sizes, group: tuple[int, ...], most: int = MO
                 f"{name}={getattr(problem, name)} is not a size",
                 help=f"an integer from 1 to {LARGEST_HEADS}",
             )
-    most = min(most, MOST_OWN) if isinstance(problem, Sizes) else most
+    most = MOST_OWN if isinstance(problem, Sizes) else MOST_RANKS
     if prod(group) > most:
-        does = "searches" if most == MOST_SEARCHED else "proves"
         raise UserError(
             "too-many-ranks",
-            f"{prod(group)} ranks: this version {does} schedules of up to {most}",
+            f"{prod(group)} ranks: this version proves schedules of up to {most}",
             help="place the operator on a part of the machine: --group, or the line `group`",
         )
 

@@ -37,7 +37,7 @@ def search(
     from mercurygen.cli.list_command import warn
 
     options = {**split(options), "design": design}
-    wanted = request.make(op, topo, options, request.MOST_SEARCHED)
+    wanted = request.make(op, topo, options)
     warn(wanted.topology)
 
     def work() -> str:

@@ -99,6 +99,13 @@ def proof(report: Report) -> str:
     """What a proof counted."""
     counted = f"{report.contributions} contributions, each exactly once"
     sent = f"{plural(report.messages, 'message')} and {plural(report.collectives, 'collective')}"
+    if report.parts:
+        meshes = ", ".join("x".join(map(str, part.sizes)) for part in report.parts)
+        played = sum(part.report.ranks for part in report.parts)
+        return (
+            f"level by level, on meshes of {meshes} ({plural(played, 'rank')} played): {counted}, "
+            f"and no deadlock; of all {report.ranks} ranks buffers, memory and bytes exact, {sent}"
+        )
     return (
         f"{plural(report.ranks, 'rank')} played: {counted}; {sent} matched, no deadlock; buffers, "
         "memory and bytes exact"
