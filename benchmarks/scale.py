@@ -33,6 +33,7 @@ from mercurygen.search.search import search
 TWO, THREE = "h100x1024", "pods-h100x4096"
 TOKENS = 1024  # of a rank
 EACH = 8  # GPUs of a node
+HEAD = "levels  ranks schedules  seconds  a second    MiB   proved  model"
 WIDTH, HEIGHT, MARGIN = 480, 320, 48  # of the plot
 COLOURS = {2: "#1f77b4", 3: "#d62728"}
 
@@ -160,7 +161,7 @@ def main() -> None:
     parser.add_argument("--prove", type=int, default=4096, help="ranks, up to which the best is")
     parser.add_argument("--plot", type=Path, help="an SVG")
     options = parser.parse_args()
-    print("levels  ranks schedules  seconds  a second    MiB   proved  model")
+    print(HEAD)
     rows = []
     for name, group in groups(options.most):
         if prod(group) < options.least:

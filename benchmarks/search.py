@@ -1,12 +1,17 @@
 """How many schedules a second one core prices in closed form.
 
     python benchmarks/search.py [--topo a100x16] [--most 3] [--profile]
+    python benchmarks/search.py --scale [--artifact CHECKOUT]
 
 Takes every product of axes {B, H, G, S_q, S_kv} over the meshes of a topology of at most so many
 dimensions, with every story of the tensors that an axis leaves apart (gather, walk, direct walk;
 results scattered, travelling, sent home), and prints candidates a second of processor time: from
 directives (order and pins as the search writes them) to bytes, memory and time. What schedules
 share is worked out for the first of them, within the time. What is refused is counted apart.
+
+With --scale: schedules a second, time and memory of whole searches for 8 to 4096 ranks, by
+`benchmarks/scale.py`, and beside them what the paper's open artifact takes to enumerate its
+programs, where --artifact names a checkout of it (`benchmarks/artifact.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +23,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
+
+import artifact
+import scale
 
 from mercurygen.cost import closed
 from mercurygen.cost.links import Network
@@ -34,6 +43,7 @@ from mercurygen.search.collect import seldom_collected
 from mercurygen.search.place import links
 from mercurygen.search.space import frame
 
+ARTIFACT = 4, 8, 16  # ranks: as many as it is said to have been run with
 AXES = ("B", "H", "G", "S_q", "S_kv")
 COMING = ("gather", "walk", "direct")
 ROUND = (
@@ -91,7 +101,12 @@ def main() -> None:
     parser.add_argument("--topo", default="a100x16")
     parser.add_argument("--most", type=int, default=3, help="dimensions of a mesh")
     parser.add_argument("--profile", action="store_true", help="where the time goes")
+    parser.add_argument("--scale", action="store_true", help="whole searches, 8 to 4096 ranks")
+    parser.add_argument("--artifact", type=Path, help="a checkout of the paper's artifact")
     options = parser.parse_args()
+    if options.scale or options.artifact:
+        searches(options.artifact)
+        return
     profile = cProfile.Profile(time.process_time) if options.profile else None
     with seldom_collected():
         seconds, counts = spend(load(options.topo), options.most, profile)
@@ -103,6 +118,27 @@ def main() -> None:
         print(f"  {count:6} {slug}, {seconds[slug] / count * 1e6:.0f} us each")
     if profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+
+def searches(checkout: Path | None, most: int = 4096) -> None:
+    """Print what whole searches take, and what the artifact's enumeration does."""
+    print(scale.HEAD)
+    for name, group in scale.groups(most):
+        print(scale.show(scale.measured(name, group, 0)), flush=True)
+    if checkout is None:
+        return
+    print("artifact  ranks  programs  distinct  seconds  a second    MiB")
+    for ranks in ARTIFACT:
+        try:
+            found = artifact.enumerated(checkout, ranks)
+        except artifact.NotRun as reason:
+            print(f"artifact {ranks:6}  not run: {reason}")
+            continue
+        print(
+            f"artifact {ranks:6} {found.programs:9} {found.distinct:9} {found.seconds:8.2f} "
+            f"{found.programs / found.seconds:9.0f} {found.mib:6.0f}",
+            flush=True,
+        )
 
 
 def spend(
