@@ -44,10 +44,10 @@ def _cut_evenly(plan: Plan, loop: Loop) -> bool:
 
 def _alone(plan: Plan) -> bool:
     """Whether queries that come by have one ring, nothing else does, and tiles are equal runs."""
-    (loop,) = (loop for loop in plan.nest.loops if "q" in loop.tensors and loop.walks)
-    walks = [walk for each in plan.nest.loops for walk in each.walks]
-    simple = len(walks) == 1 and len(loop.walking) == 1 and not plan.tiles
-    return simple and not rows_are_cut(plan) and _cut_evenly(plan, loop)
+    if sum(len(loop.walks) for loop in plan.nest.loops) > 1 or plan.tiles:
+        return False
+    (loop,) = (loop for loop in plan.nest.loops if loop.walks)
+    return len(loop.walking) == 1 and not rows_are_cut(plan) and _cut_evenly(plan, loop)
 
 
 def heading(plan: Plan) -> str:

@@ -7,9 +7,8 @@ from math import prod
 from random import Random
 from typing import NamedTuple
 
-from plans import OPERATORS
-
 from mercurygen.ir.problem import Problem, Sizes
+from mercurygen.operators import load
 
 SEQUENCES = ("S_q", "S_kv")
 GROUPS = {  # what moves as one
@@ -47,8 +46,9 @@ class _Draw:
 
     def __init__(self, rng: Random, operator: str) -> None:
         self.rng, self.operator = rng, operator
-        self.tensors = {t.name: t.axes for t in OPERATORS[operator].tensors}
-        self.outputs = {t.name for t in OPERATORS[operator].outputs}
+        tensors = load(operator).tensors
+        self.tensors = {t.name: t.axes for t in tensors}
+        self.outputs = {t.name for t in tensors if t.role == "output"}
         sizes: list[int] = []
         for _ in range(rng.choice((1, 1, 2, 2, 2, 3))):
             sizes.append(rng.choice([n for n in (2, 3, 4) if n * prod(sizes) <= 16] or [0]))
