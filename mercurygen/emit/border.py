@@ -1,22 +1,40 @@
-"""Emitted text of the border: all-to-alls between split sequence and split heads, or batch."""
+"""Emitted text of the border: reshards between what the caller holds and what the body works on."""
 
 from __future__ import annotations
 
-from math import prod
+from math import lcm, prod
 
-from mercurygen.emit import outside
+from mercurygen.emit import outside, swaps
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import variable
 from mercurygen.ir.layout import Interleaving
-from mercurygen.lower.plan import Gather, Plan, Swap
+from mercurygen.ir.program import SEQUENCE
+from mercurygen.lower.plan import Gather, Plan, Spread, Swap
 
+Step = Swap | Spread
 NAMES = {"H": "heads", "G": "query_heads", "B": "batch"}  # what is split, as functions are named
+_SIDES = {"H": swaps.HEADS, "G": swaps.QUERY_HEADS, "B": swaps.BATCH, SEQUENCE: swaps.SEQUENCE}
+_IN_RUNS = {"H": swaps.HEAD_RUNS, "B": swaps.BATCH_RUNS}
+
+
+def steps(plan: Plan) -> tuple[Step, ...]:
+    """All reshards, before and after."""
+    return (*plan.before, *plan.after)
 
 
 def joins(plan: Plan) -> tuple[Interleaving, ...]:
     """Every interleaving of the sequence that the plan uses, in order of use."""
-    swaps = [*(swap.join for swap in plan.before), *(swap.deal for swap in plan.after)]
-    return (*swaps, *(s.join for s in plan.nest.stages if isinstance(s, Gather)))
+    found = [join for step in plan.before for join in _of_sequence(step)]
+    found += [join for step in plan.after for join in _of_sequence(step)]
+    return (*found, *(s.join for s in plan.nest.stages if isinstance(s, Gather)))
+
+
+def _of_sequence(step: Step) -> list[Interleaving]:
+    """How a reshard joins or deals the sequence, if it does."""
+    if isinstance(step, Spread):
+        return [step.join] if step.axis == SEQUENCE else []
+    named = ((step.gathered, step.join), (step.split, step.deal))
+    return [join for axis, join in named if axis == SEQUENCE]
 
 
 def is_striped(plan: Plan) -> bool:
@@ -56,40 +74,89 @@ def heads_before(plan: Plan, dim: str) -> int:
     return prod(mesh.extent(d) for d in outer if plan.program.parallel_axis(d) == "H")
 
 
-def heads_after(plan: Plan, dim: str) -> int:
-    """Ways in which they are split beyond that."""
-    mesh = plan.program.mesh
-    split = prod(mesh.extent(d) for d in plan.program.parallel_dims("H"))
-    return split // heads_before(plan, dim)
+def sides(step: Step) -> tuple[swaps.Side, ...]:
+    """What a reshard joins, then what it deals."""
+    if isinstance(step, Spread):
+        return (_side(step.axis, step.join),)
+    return _side(step.gathered, step.join), _side(step.split, step.deal)
 
 
-def kv_heads_argument(plan: Plan, swap: Swap, after: bool) -> str:
-    """`, k.shape[2]` where query heads are dealt: key/value heads that x is of, else nothing."""
-    if dealt_axis(swap) != "G":
-        return ""
-    more = heads_after(plan, swap.dim) if after else 1
-    return f", k.shape[2] * {more}" if more > 1 else ", k.shape[2]"
+def _side(axis: str, join: Interleaving) -> swaps.Side:
+    return _IN_RUNS[axis] if axis in _IN_RUNS and join.outer > 1 else _SIDES[axis]
+
+
+def function_name(step: Step) -> str:
+    """`_sequence_to_heads`, `_all_heads`, `_own_heads`."""
+    names = [side.name for side in sides(step)]
+    if isinstance(step, Swap):
+        return f"_{'_to_'.join(names)}"
+    return f"_{'all' if step.gathers else 'own'}_{names[0]}"
+
+
+def arguments(plan: Plan, step: Step, tensor: str) -> str:
+    """What a reshard's function is given of a tensor, beside it."""
+    given = [variable(step.dim)]
+    given += [str(runs(plan, join)) for join in _of_sequence(step) if needs_runs(plan)]
+    joined = (step.join,) if isinstance(step, Spread) else (step.join, step.deal)
+    for side, join in zip(sides(step), joined, strict=True):
+        if side.count:
+            own = side is swaps.QUERY_HEADS
+            given.append(_kv_heads(plan, step, tensor) if own else str(join.outer))
+    return ", ".join(given)
+
+
+def _kv_heads(plan: Plan, step: Step, tensor: str) -> str:
+    """Key/value heads of which a tensor has the query heads at a step, by those of k then."""
+    ours = _ways(plan, tensor, step, "H")
+    theirs = _ways(plan, "k", step, "H")
+    if ours == theirs:
+        return "k.shape[2]"
+    if theirs % ours == 0:
+        return f"k.shape[2] * {theirs // ours}"
+    more = f"k.shape[2] * {theirs}" if theirs > 1 else "k.shape[2]"
+    return f"{more} // {ours}"
+
+
+def _ways(plan: Plan, name: str, step: Step, axis: str) -> int:
+    """In how many ways a tensor is split along an axis when a step begins."""
+    program = plan.program
+    tensor = program.tensor(name)
+    held = program.storage(tensor) if tensor.role == "output" else tensor.pin
+    now = dict(zip(program.mesh.names, held, strict=True))
+    for each in steps(plan):
+        if each == step:
+            break
+        if name in each.tensors:
+            now[each.dim] = each.split if isinstance(each, Swap) else each.axis
+            if isinstance(each, Spread) and each.gathers:
+                now[each.dim] = None
+    return prod(program.mesh.extent(dim) for dim, along in now.items() if along == axis)
+
+
+def splits(plan: Plan, axis: str) -> int:
+    """A multiple of the ways in which the border has any tensor split along an axis."""
+    names = [tensor.name for tensor in plan.program.tensors]
+    return lcm(*(_ways(plan, name, step, axis) for step in (*steps(plan), None) for name in names))
 
 
 def before(plan: Plan) -> list[str]:
     """Lines of the public function before the body."""
     lines = []
-    for swap in plan.before:
-        lines += into_part(plan, swap, swap.tensors)
+    for step in plan.before:
+        lines += into_part(plan, step, step.tensors)
     return lines
 
 
-def into_part(plan: Plan, swap: Swap, tensors: tuple[str, ...]) -> list[str]:
-    """The line that takes some tensors from slices of the sequence to what a swap deals."""
+def into_part(plan: Plan, step: Step, tensors: tuple[str, ...]) -> list[str]:
+    """The line that reshards some tensors."""
     if not tensors:
         return []
-    group = f"{variable(swap.dim)}{runs_argument(plan, swap.join)}"
-    group += kv_heads_argument(plan, swap, after=False)
-    call = f"_sequence_to_{NAMES[swap.split]}"
-    if len(tensors) == 1:
-        return [f"{tensors[0]} = {call}({tensors[0]}, {group})"]
+    call = function_name(step)
+    given = [arguments(plan, step, name) for name in tensors]
+    if len(tensors) == 1 or len(set(given)) > 1:
+        return [f"{x} = {call}({x}, {more})" for x, more in zip(tensors, given, strict=True)]
     names = ", ".join(tensors)
-    return [f"{names} = ({call}(x, {group}) for x in ({names}))"]
+    return [f"{names} = ({call}(x, {given[0]}) for x in ({names}))"]
 
 
 def after(plan: Plan, layout: str) -> list[str]:
@@ -106,23 +173,21 @@ def after(plan: Plan, layout: str) -> list[str]:
 def home(plan: Plan) -> tuple[list[str], list[str]]:
     """Lines that take out to the caller's layout; and those for lse, which they leave 4-dim."""
     lines, lse = [], []
-    for swap in plan.after:
-        call, group = from_part(plan, swap)
-        if not swap.optional:
-            lines.append(f"out = {call}(out, {group})")
+    for step in plan.after:
+        call, given = from_part(plan, step)
+        if not step.optional:
+            lines.append(f"out = {call}(out, {given})")
         else:
-            lse.append(f"lse = {call}(lse, {group})")
+            lse.append(f"lse = {call}(lse, {given})")
     if lse:
         first = lse[0].replace("(lse, ", "(lse.transpose(1, 2).unsqueeze(3), ")
         lse[0] = f"{first}  # [B, S, H, 1]"
     return lines, lse
 
 
-def from_part(plan: Plan, swap: Swap) -> tuple[str, str]:
-    """The function that takes what a swap gathers to slices of the sequence; and its arguments."""
-    group = f"{variable(swap.dim)}{runs_argument(plan, swap.deal)}"
-    group += kv_heads_argument(plan, swap, after=True)
-    return f"_{NAMES[swap.gathered]}_to_sequence", group
+def from_part(plan: Plan, step: Step) -> tuple[str, str]:
+    """The function of a reshard of a result; and its arguments."""
+    return function_name(step), arguments(plan, step, step.tensors[0])
 
 
 def variant(plan: Plan) -> str:
@@ -136,15 +201,10 @@ def join_function(plan: Plan) -> str:
     return render(f"join_{variant(plan)}")
 
 
-def parameters(plan: Plan) -> dict[str, object]:
-    """What the fixed texts of swaps need to know."""
-    name, takes = runs_name(plan), needs_runs(plan)
-    return {
-        "runs": in_runs(plan),
-        "split": variant(plan) != "contiguous",
-        "parameter": f", {name}: int" if takes else "",
-        "argument": f", {name}" if takes else "",
-    }
+def tokens(plan: Plan) -> swaps.Tokens:
+    """How the module's functions deal and join the sequence."""
+    count = runs_name(plan) if needs_runs(plan) else ""
+    return swaps.Tokens(variant(plan) != "contiguous", in_runs(plan), count)
 
 
 def in_runs(plan: Plan) -> bool:
@@ -159,10 +219,40 @@ def split_function(plan: Plan) -> list[str]:
 
 
 def swap_functions(plan: Plan) -> list[str]:
-    """`_sequence_to_heads`, its reverse, and what they call; for all that is dealt."""
-    dealt = dict.fromkeys(map(dealt_axis, plan.before))
-    texts = [render(f"swap_{NAMES[axis]}", **parameters(plan)) for axis in dealt]
-    return [*texts, *split_function(plan), render("all_to_all")]
+    """The functions of all reshards, each beside its reverse, and what they call."""
+    texts: dict[str, str] = {}
+    made = {function_name(step): step for step in steps(plan)}
+    for name, step in made.items():
+        if name in texts:
+            continue
+        texts[name] = function(plan, step)
+        back = next((n for n, s in made.items() if n != name and _is_reverse(s, step)), None)
+        if back and back not in texts:
+            texts[back] = function(plan, made[back], reverse=True)
+    found = list(texts.values())
+    code = "\n".join(found)
+    found += split_function(plan) if "_split(" in code else []
+    return [*found, *([render("all_to_all")] if "_all_to_all(" in code else [])]
+
+
+def both_ways(plan: Plan, axis: str) -> tuple[str, str]:
+    """The functions that exchange the sequence with an axis, and back."""
+    pair = swaps.SEQUENCE, _SIDES[axis]
+    return swaps.swap(*pair, tokens(plan)), swaps.swap(*pair[::-1], tokens(plan), reverse=True)
+
+
+def _is_reverse(one: Step, other: Step) -> bool:
+    return isinstance(one, Swap) and isinstance(other, Swap) and sides(one) == sides(other)[::-1]
+
+
+def function(plan: Plan, step: Step, reverse: bool = False) -> str:
+    """The function of a reshard; reverse: of one that stands before it."""
+    if isinstance(step, Swap):
+        return swaps.swap(*sides(step), tokens(plan), reverse)
+    (side,) = sides(step)
+    if step.gathers:
+        return swaps.gather(side, tokens(plan))
+    return swaps.own(side, tokens(plan), plan.program.order.kind)
 
 
 def dealt_words(plan: Plan) -> list[str]:

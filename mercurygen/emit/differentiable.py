@@ -167,12 +167,7 @@ def _work(both: Both) -> list[str]:
 
 def _into_part(both: Both, swap: Swap) -> list[str]:
     """Tensors in the plan's order; those of a number a row have no dimension for components."""
-    if swap.split in border.NAMES:
-        group = f"{variable(swap.dim)}{border.runs_argument(both.backward, swap.join)}"
-        group += border.kv_heads_argument(both.backward, swap, after=both.save == "inner")
-        call = f"_sequence_to_{border.NAMES[swap.split]}"
-    else:  # of what is kept as the forward's body has it
-        call, group = border.from_part(both.backward, swap)
+    call, group = border.from_part(both.backward, swap)
     lines: list[str] = []
     run: list[str] = []
     for name in (*swap.tensors, None):

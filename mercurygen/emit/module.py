@@ -286,7 +286,7 @@ def _work(plan: Plan) -> list[Section]:
         dealt = " and ".join(border.dealt_words(plan))
         texts = border.swap_functions(plan)
         sections.append((f"{dims}: all-to-all between sequence and {dealt}", texts))
-    if border.joins(plan):
+    if any("_join(" in text for _, texts in sections for text in texts):
         sections[-1][1].append(border.join_function(plan))
     return sections
 

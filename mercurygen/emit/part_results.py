@@ -77,7 +77,7 @@ def _start_home(plan: Plan, parts: Parts) -> str:
         x = f"_{border.NAMES[step.gathered]}_to_sequence({x}, {group}{more})"
     step = parts.home[-1]
     size = f"{variable(step.dim)}.size()"
-    if not border.parameters(plan)["split"]:
+    if not border.tokens(plan).split:
         packed = f"torch.stack({x}.chunk({size}, dim=1))"
     else:
         packed = f"_split({x}, {size}{border.runs_argument(plan, step.deal)})"

@@ -82,11 +82,11 @@ def functions(plan: Plan) -> list[str]:
 
 def transfers(plan: Plan, code: str) -> list[str]:
     """Of the functions that move parts, or whole tensors, those that some code comes to use."""
-    parts, values = Parts(plan), border.parameters(plan)
+    parts = Parts(plan)
     axes = [axis for axis in border.NAMES if axis in _dealt(parts)]
     texts = [_start_dealt(parts, axis) for axis in axes]
     for axis in axes:
-        into, back = render(f"swap_{border.NAMES[axis]}", **values).split("\n\n\n")
+        into, back = border.both_ways(plan, axis)
         texts += [_sequence_to_part(parts, axis) if axis in parts.counts else into, back]
     texts += border.split_function(plan)
     texts += [render(name) for name in ("all_to_all", "start_all_to_all", "gather_part")]
@@ -108,17 +108,18 @@ def _dealt(parts: Parts) -> set[str]:
 
 def _sequence_to_part(parts: Parts, axis: str) -> str:
     """`_sequence_to_heads` and the like, of a part."""
-    name, values = border.NAMES[axis], border.parameters(parts.plan)
+    name, runs = border.NAMES[axis], border.tokens(parts.plan).count
+    given = f", {runs}: int" if runs else ""
     more = ", kv_heads: int" if axis == "G" else ""
     packed, what = _packed(parts, axis)
     shape = what.removeprefix("[n, ").replace(" S,", " n S,")
     return "\n".join(
         [
-            f"def _sequence_to_{name}(x: Tensor, group: dist.ProcessGroup{values['parameter']}"
+            f"def _sequence_to_{name}(x: Tensor, group: dist.ProcessGroup{given}"
             f"{more}, {INDEX[axis]}: int) -> Tensor:",
             f'    """[B, S, H, D] -> [{shape}: all tokens of the n ranks, in global order."""',
             f"    parts = _all_to_all({packed}, group)",
-            f"    return _join(parts{values['argument']})",
+            f"    return _join(parts{f', {runs}' if runs else ''})",
         ]
     )
 
