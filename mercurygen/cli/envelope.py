@@ -15,8 +15,8 @@ from mercurygen.cli.request import Request
 from mercurygen.cost.links import Network
 from mercurygen.cost.scenario import slow
 from mercurygen.emit import envelope
+from mercurygen.emit.checks import global_multiple, split_of
 from mercurygen.emit.differentiable import Both
-from mercurygen.emit.entry import global_multiple, split_of
 from mercurygen.emit.envelope import ROLES, Envelope, Facts, Member
 from mercurygen.errors import UserError
 from mercurygen.search.candidate import Candidate

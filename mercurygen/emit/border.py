@@ -96,7 +96,9 @@ def function_name(step: Step) -> str:
 def arguments(plan: Plan, step: Step, tensor: str) -> str:
     """What a reshard's function is given of a tensor, beside it."""
     given = [variable(step.dim)]
-    given += [str(runs(plan, join)) for join in _of_sequence(step) if needs_runs(plan)]
+    cut = isinstance(step, Spread) and not step.gathers  # of a sequence always one run
+    joined = [] if cut else _of_sequence(step)
+    given += [str(runs(plan, join)) for join in joined if needs_runs(plan)]
     joined = (step.join,) if isinstance(step, Spread) else (step.join, step.deal)
     for side, join in zip(sides(step), joined, strict=True):
         if side.count:
@@ -117,8 +119,14 @@ def _kv_heads(plan: Plan, step: Step, tensor: str) -> str:
     return f"{more} // {ours}"
 
 
-def _ways(plan: Plan, name: str, step: Step, axis: str) -> int:
-    """In how many ways a tensor is split along an axis when a step begins."""
+def _ways(plan: Plan, name: str, step: Step | None, axis: str) -> int:
+    """In how many ways a tensor is split along an axis when a step begins; None: at the end."""
+    now = _now(plan, name, step)
+    return prod(plan.program.mesh.extent(dim) for dim, along in now.items() if along == axis)
+
+
+def _now(plan: Plan, name: str, step: Step | None) -> dict[str, str | None]:
+    """The axis by which every dimension has a tensor split when a step begins."""
     program = plan.program
     tensor = program.tensor(name)
     held = program.storage(tensor) if tensor.role == "output" else tensor.pin
@@ -130,7 +138,12 @@ def _ways(plan: Plan, name: str, step: Step, axis: str) -> int:
             now[each.dim] = each.split if isinstance(each, Swap) else each.axis
             if isinstance(each, Spread) and each.gathers:
                 now[each.dim] = None
-    return prod(program.mesh.extent(dim) for dim, along in now.items() if along == axis)
+    return now
+
+
+def nbytes(plan: Plan, step: Step, name: str) -> int:
+    """Bytes that a rank has of a tensor when a step begins."""
+    return plan.nbytes(name, tuple(dim for dim, along in _now(plan, name, step).items() if along))
 
 
 def splits(plan: Plan, axis: str) -> int:
@@ -180,8 +193,11 @@ def home(plan: Plan) -> tuple[list[str], list[str]]:
         else:
             lse.append(f"lse = {call}(lse, {given})")
     if lse:
-        first = lse[0].replace("(lse, ", "(lse.transpose(1, 2).unsqueeze(3), ")
-        lse[0] = f"{first}  # [B, S, H, 1]"
+        rows, step = "lse.transpose(1, 2).unsqueeze(3)", next(s for s in plan.after if s.optional)
+        if isinstance(step, Spread) and step.gathers:
+            lse.insert(0, f"lse = {rows}.{swaps.COPY}  # [B, S, H, 1]")
+        else:
+            lse[0] = f"{lse[0].replace('(lse, ', f'({rows}, ')}  # [B, S, H, 1]"
     return lines, lse
 
 
@@ -252,9 +268,22 @@ def function(plan: Plan, step: Step, reverse: bool = False) -> str:
     (side,) = sides(step)
     if step.gathers:
         return swaps.gather(side, tokens(plan))
-    return swaps.own(side, tokens(plan), plan.program.order.kind)
+    return swaps.own(side)
 
 
-def dealt_words(plan: Plan) -> list[str]:
-    """What is exchanged with the sequence, in words."""
-    return [NAMES[axis].replace("_", " ") for axis in dict.fromkeys(map(dealt_axis, plan.before))]
+def plain(plan: Plan) -> bool:
+    """Whether the border only exchanges the sequence with other axes."""
+    return all(
+        isinstance(step, Swap) and SEQUENCE in (step.gathered, step.split) for step in steps(plan)
+    )
+
+
+def heading(plan: Plan) -> str:
+    """What the border does, in a few words."""
+    dims = " and ".join(dict.fromkeys(step.dim for step in steps(plan)))
+    dims = dims if len(dims) < 50 else "border"
+    if not plain(plan):
+        return f"{dims}: from what the caller holds to what the body needs, and back"
+    axes = dict.fromkeys(map(dealt_axis, steps(plan)))
+    dealt = " and ".join(NAMES[axis].replace("_", " ") for axis in axes)
+    return f"{dims}: all-to-all between sequence and {dealt}"

@@ -7,9 +7,9 @@ from itertools import groupby
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import held, kept, moves, outside
+from mercurygen.emit import border, held, kept, moves, outside
+from mercurygen.emit.checks import global_multiple, split_of
 from mercurygen.emit.differentiable import Both
-from mercurygen.emit.entry import global_multiple, split_of
 from mercurygen.emit.needed import cut_outside, need_form
 from mercurygen.emit.words import arrangement, called, mib, times
 from mercurygen.ir.caller import INSIDE, PACKED
@@ -62,6 +62,8 @@ def _title(schedule: Schedule) -> str:
 
 def _holds(plan: Plan) -> str:
     """What the caller has on a rank."""
+    if not held.sliced(plan.program):
+        return _holds_parts(plan)
     names = held.all_whole(plan)
     inputs = tuple(name for name in ("q", "k", "v") if name in names)
     if not names:
@@ -74,6 +76,23 @@ def _holds(plan: Plan) -> str:
     has += [f"a slice of the sequence of {held.listed(cut)} with all heads"] if cut else []
     back = "all of the output" if "out" in names else "the same slice of the output"
     return f"Every rank holds {' and '.join(has)}, and gets back {back}."
+
+
+def _holds_parts(plan: Plan) -> str:
+    """The same of pins of any axes."""
+    words = {"B": "the batch", "H": "the heads"}
+    alike: dict[str, list[str]] = {}
+    for tensor in plan.program.tensors:
+        split: dict[str, list[str]] = {}
+        for dim, axis in zip(plan.program.mesh.names, tensor.pin, strict=True):
+            if axis is not None:
+                split.setdefault(words.get(axis, "the sequence"), []).append(dim)
+        cuts = [f"{what} over {held.listed(tuple(dims))}" for what, dims in split.items()]
+        alike.setdefault(f"split by {held.listed(tuple(cuts))}" if cuts else "whole", []).append(
+            tensor.name
+        )
+    each = [f"{held.listed(tuple(names))} {how}" for how, names in alike.items()]
+    return f"What a rank holds, and gets back: {'; '.join(each)}."
 
 
 def schedule_lines(schedule: Schedule) -> list[str]:
@@ -134,18 +153,24 @@ def _link_names(schedule: Schedule) -> dict[str, str]:
     }
 
 
-def _swap_rows(plan: Plan, swaps: Iterable[Swap]) -> list[tuple[str, str, str]]:
-    """All-to-alls, three tensors a row; those over the same ranks side by side."""
+def _collective(step: border.Step) -> str:
+    return "all-to-all" if isinstance(step, Swap) else "all-gather"
+
+
+def _swap_rows(plan: Plan, steps: Iterable[border.Step]) -> list[tuple[str, str, str]]:
+    """Reshards, three tensors a row; those over the same ranks side by side."""
     rows = []
-    for dim, run in groupby(swaps, lambda swap: swap.dim):
+    moving = [x for x in steps if isinstance(x, Swap) or x.gathers]  # not what is only cut
+    for (dim, how), run in groupby(moving, lambda step: (step.dim, _collective(step))):
         moved, parts, size = [], 1, plan.program.mesh.extent(dim)
-        for name in [name for swap in run for name in swap.tensors]:
+        for step, name in [(each, name) for each in run for name in each.tensors]:
             share, parts = _parts_of(plan, name)
-            sent = plan.held_bytes(name) * (size - 1) / size
+            sent = border.nbytes(plan, step, name) * (size - 1)
+            sent = sent / size if how == "all-to-all" else sent
             moved.append(f"{called(name)} {mib(sent * parts / share)}")
         often = f", in {parts} parts" if parts > 1 else ""
         for i in range(0, len(moved), 3):
-            rows.append((dim, "all-to-all", ", ".join(moved[i : i + 3]) + often))
+            rows.append((dim, how, ", ".join(moved[i : i + 3]) + often))
     return rows
 
 
@@ -264,6 +289,8 @@ def _order(plan: Plan) -> str:
     order, ranks = plan.program.order, plan.program.mesh.size
     if ranks == 1:
         return ""
+    if not held.sliced(plan.program):
+        return "\n".join(wrap(_order_of_parts(plan), WIDTH))
     if order.kind == "contiguous":
         text = f"Contiguous: the sequence is cut into {ranks} chunks and rank r owns chunk r."
         if plan.program.documents:
@@ -292,6 +319,24 @@ def _order(plan: Plan) -> str:
     return "\n".join(wrap(text, WIDTH))
 
 
+def _order_of_parts(plan: Plan) -> str:
+    """Which tokens are whose, of pins of any axes."""
+    order, places = plan.program.order, plan.program.order.ranks(plan.program.mesh)
+    if not order.dims:
+        return "Every rank has all tokens."
+    owned = {
+        "contiguous": f"cut into {places} chunks, of which place r owns chunk r",
+        "zigzag": f"cut into {2 * places} chunks, of which place r owns chunks r and "
+        f"{2 * places - 1} - r",
+        "striped": f"dealt so that place r owns every {places}th token, from token r on",
+    }
+    return (
+        f"{order.kind.capitalize()} over the {places} places of {held.listed(order.dims)}: the "
+        f"sequence is {owned[order.kind]}. What is split over fewer dimensions has the tokens of "
+        "all its places, in order."
+    )
+
+
 def _evenness(plan: Plan) -> str:
     """How even the work of the ranks is, of the documents of the schedule."""
     program, ranks = plan.program, plan.program.mesh.size
@@ -310,6 +355,8 @@ def _evenness(plan: Plan) -> str:
 
 def _shapes(plan: Plan) -> str:
     mesh = plan.program.mesh
+    if not held.sliced(plan.program):
+        return "\n".join(wrap(_sizes_of_parts(plan), WIDTH))
     slice_ = "its slice of the sequence" if mesh.dims else "the sequence"
     slice_ += ", N the whole sequence" if held.all_whole(plan) else ""
     text = (
@@ -329,6 +376,19 @@ def _shapes(plan: Plan) -> str:
     elif plan.nest.stages:
         text += "; in the body s = S, h = H, k = K"
     return "\n".join(wrap(text + ".", WIDTH))
+
+
+def _sizes_of_parts(plan: Plan) -> str:
+    """What the letters stand for, of pins of any axes."""
+    text = (
+        "Sizes of the whole: B batch, N sequence, H heads, K key/value heads, D head size of q and "
+        "k, E of v and out"
+    )
+    split, grouped, batch = (split_of(plan, axis) for axis in ("H", "G", "B"))
+    rows = prod(plan.program.mesh.extent(dim) for dim in plan.row_dims)
+    body = {"b = B": batch, "h = H": split * grouped, "k = K": split, "s = N": rows}
+    inside = ", ".join(f"{x} / {n}" if n > 1 else x for x, n in body.items())
+    return f"{text}; in the body {inside}."
 
 
 def _outside(layout: str, plan: Plan, both: Both | None) -> str:

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from mercurygen.emit.handles import DeviceMesh
+from mercurygen.emit.held import ways
 from mercurygen.emit.python_expressions import Complaint
 from mercurygen.emit.values import Dtype, Storage, Tensor
 from mercurygen.ir.problem import ATTENTION
@@ -77,7 +78,7 @@ class Matching:
                     | Cut(source, target)
                 ):
                     self.sources[target] = (source, self.contents[source])
-                    if isinstance(event, Cut) and not self.plan.tiles:
+                    if isinstance(event, Cut) and self.of_tokens(event):
                         self.taken[target] = event.cuts  # a front of a tile
                     elif isinstance(event, Pack | Cut) and source in self.trace.inputs.values():
                         self.picked[target] = event
@@ -89,6 +90,11 @@ class Matching:
                     self.returns[name] = buffer
             self.index += 1
         return None
+
+    def of_tokens(self, event: Cut) -> bool:
+        """Whether a part is the front of a tile, or all of it; or a run of tokens."""
+        axes = [axis for axis, _, _ in event.cuts]
+        return not self.plan.tiles and all(axis in self.program.mask_axes for axis in axes)
 
     def expect(self, kind: type, what: str) -> Any:
         """The next event, which must be of this kind."""
@@ -176,8 +182,12 @@ class Matching:
             return
         else:
             (index, parts), ranks = event.part, event.join.n
+            if event.join.outer > 1:  # several runs of each
+                return
             places = [rank * parts + index for rank in range(ranks)]
-            want = [{event.axis: self.indices(event.axis, x, x + 1, ranks * parts)} for x in places]
+            held = ways(self.program, self.program.tensor(name), event.axis)  # by the caller
+            count = ranks * parts * held
+            want = [{event.axis: self.indices(event.axis, x, x + 1, count)} for x in places]
         have = [
             {axis: self.span(name, axis, tensor) for axis in spans}
             for spans, tensor in zip(want, storage.picks, strict=False)

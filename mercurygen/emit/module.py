@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from math import lcm, prod
+from math import prod
 
 from mercurygen.emit import (
     border,
+    checks,
     differentiable,
     entry,
     expects,
@@ -26,6 +27,7 @@ from mercurygen.emit import (
     parts,
     refusals,
     results,
+    self_check,
     tiles,
     walk,
 )
@@ -36,6 +38,7 @@ from mercurygen.errors import Refusal
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import BACKWARD
+from mercurygen.ir.program import Program
 from mercurygen.lower.plan import Plan
 from mercurygen.schedule.expected import Expected
 from mercurygen.schedule.schedule import Schedule
@@ -52,6 +55,7 @@ _IMPORTS = (  # (what the text mentions, the import), in the order of the module
     ("bisect_left", "from bisect import bisect_left"),
     ("Iterable", "from collections.abc import Iterable"),
     ("Iterator", "from collections.abc import Iterator"),
+    ("Sequence", "from collections.abc import Sequence"),
     ("timedelta", "from datetime import timedelta"),
     ("groupby", "from itertools import groupby"),
     ("pairwise", "from itertools import pairwise"),
@@ -153,19 +157,24 @@ def refuse(
         return _refused(what or refusals.border_not_emitted(plan))
     if program.kernel == OWN_BODY and operator is not None:
         return _refused(operator_refusals.not_emitted(plan, operator))
-    for tensor in program.tensors:
-        for dim, axis in zip(program.mesh.names, tensor.pin, strict=True):
-            if axis != program.sequence(tensor) and not held.whole(program, tensor.name):
-                pinned = f"{tensor.name} is pinned {axis or 'replicated'} over {dim}"
-                names = ", ".join(t.name for t in program.tensors)
-                dims = ", ".join(program.mesh.names)
-                explain = (
-                    f"{pinned}: a module's tensors are slices of the sequence over all "
-                    "dimensions, or whole on every rank",
-                    f"write `pin {names}: S over {dims}`, or leave the pins out",
-                )
-                return Refusal("pin-not-supported", lambda explain=explain: explain)
+    unplaced = held.not_placed(program) or _of_slices(program, backward)
+    if unplaced is not None:
+        return unplaced
     return _refused(refusals.not_emitted(plan)) or (refuse(backward) if backward else None)
+
+
+def _of_slices(program: Program, backward: Plan | None) -> Refusal | None:
+    """Refuse other pins where only slices of the sequence, or all of it, have a text."""
+    what = "a module with a backward" if backward else ""
+    what = "a module of packed documents" if program.documents else what
+    if held.sliced(program) or not what:
+        return None
+    names, dims = held.listed(tuple(t.name for t in program.tensors)), ", ".join(program.mesh.names)
+    explain = (
+        f"{what} is given slices of the sequence over all dimensions, or whole tensors",
+        f"write `pin {names.replace(' and ', ', ')}: S over {dims}`, or leave the pins out",
+    )
+    return Refusal("pin-not-supported", lambda: explain)
 
 
 def _refused(what: str | None) -> Refusal | None:
@@ -225,8 +234,8 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
             sections.append((gradients.heading(both.backward), more))
         block += differentiable.kernel(both.backward)
     sections.append(("one block on one GPU", block))
-    checks = [entry.check(plan, both, layout)]
-    checks += [render("packed_borders")] if documents else []
+    checking = [checks.check(plan, both, layout)]
+    checking += [render("packed_borders")] if documents else []
     if plan.program.mesh.dims:
         names = tuple(tensor.name for tensor in plan.program.inputs)
         whole = tuple(name for name in names if held.whole(plan.program, name))
@@ -236,10 +245,12 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
             "sliced": len(whole) < len(names),
             "of_slices": f'name not in "{"".join(whole)}" and ' if whole else "",
         }
-        checks.append(render("packed_check_inputs" if documents else "check_inputs", **values))
-    sections.append(("checks", checks))
+        kind = "packed_check_inputs" if documents else "check_inputs"
+        kind = kind if held.sliced(plan.program) else "check_inputs_pinned"
+        checking.append(render(kind, **values))
+    sections.append(("checks", checking))
     sections += expects.sections(expected, plan.program.mesh.size)
-    sections.append(_self_check(plan, both, layout, placed))
+    sections.append(self_check.section(plan, both, layout, placed))
     texts = [f"{_heading(title)}\n\n\n" + "\n\n\n".join(texts) for title, texts in sections]
     return [*function, *texts]
 
@@ -253,14 +264,16 @@ def _layout(plan: Plan, both: Both | None, placed: bool = False) -> Section:
         labels = [render("labels", mesh=given, ranks=mesh.size > 1)]
     if not mesh.dims:
         return "layout: one rank owns all tokens", [render("single"), *labels]
-    multiple, ends = entry.global_multiple(plan), plan.program.mask != "full"
+    multiple, ends = checks.global_multiple(plan), plan.program.mask != "full"
     values = {"world": mesh.size, "multiple": multiple}
     values["backward"] = documents or (ends and not plan.program.ahead)
     values["chunks"] = order.chunks(mesh)
     values["whole"] = held.listed(held.all_whole(plan)) if held.all_whole(plan) else ""
     values |= {kind: order.kind == kind for kind in ("zigzag", "striped")}
     texts = [render("mesh", world=mesh.size, placed=placed), render("groups")]
-    texts.append(render("layout", **values))
+    values["owners"], values["dims"] = order.ranks(mesh), held.quoted(order.dims)
+    values["some"] = order.dims != mesh.names
+    texts.append(render("layout" if held.sliced(plan.program) else "layout_pinned", **values))
     texts += packed.layout(plan) if documents else []
     return "layout: which tokens a rank owns", [*texts, *labels]
 
@@ -280,12 +293,8 @@ def _work(plan: Plan) -> list[Section]:
         texts = tiles.transfers(plan, code)
         if texts:
             sections.append(("transfers of parts", texts))
-    elif plan.before:
-        dims = " and ".join(dict.fromkeys(swap.dim for swap in plan.before))
-        dims = dims if len(dims) < 50 else "border"
-        dealt = " and ".join(border.dealt_words(plan))
-        texts = border.swap_functions(plan)
-        sections.append((f"{dims}: all-to-all between sequence and {dealt}", texts))
+    elif plan.before or plan.after:
+        sections.append((border.heading(plan), border.swap_functions(plan)))
     if any("_join(" in text for _, texts in sections for text in texts):
         sections[-1][1].append(border.join_function(plan))
     return sections
@@ -305,65 +314,6 @@ def _nest_heading(plan: Plan) -> str:
     if plan.nest.walks:
         return f"{whole}: the k and v of {ranks} ranks come by, tile by tile"
     return f"{whole}: the k and v of {ranks} ranks, gathered"
-
-
-def _self_check(plan: Plan, both: Both | None, layout: str, placed: bool) -> Section:
-    mesh, causal = plan.program.mesh, plan.program.mask == "causal"
-    window = plan.program.mask == "window"
-    multiple = entry.global_multiple(plan)
-    split, grouped, batch = (entry.split_of(plan, axis, both) for axis in ("H", "G", "B"))
-    reference_text = "reference_gradients" if both else "reference"
-    seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
-    values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
-    values |= {"window": window, "tried": _tried_window(plan, seq)}
-    values["given"] = ", window=_TRIED" if window else ""
-    tried = [render("tried", **values)] if window else []
-    rows = batch if batch > 1 else 2
-    values["mask"] = kernels.mask_argument(plan, causal or window).replace("window", "_TRIED")
-    values["wide"] = plan.program.kernel == TRITON
-    values["alone"] = kernels.alone(plan)
-    if not mesh.dims:
-        values |= outside.reference(layout, rows, seq, heads, split)
-        reference = render(
-            reference_text,
-            mesh_type="None",
-            device='"cuda" if torch.cuda.is_available() else "cpu"',
-            **values,
-        )
-        check = render("self_check_single", **values)
-        return "self-check: python NAME.py", [*tried, reference, check]
-    where = {"mesh_type": "DeviceMesh", "device": "mesh.device_type"}
-    heading = f"self-check: torchrun on {mesh.size} ranks, with GPUs or without"
-    if plan.program.documents:
-        texts = packed.self_check(plan, seq, heads, split, train=both is not None)
-        return heading, [*texts, render("self_check", blind=False, blinds=True, placed=placed)]
-    values |= outside.reference(layout, rows, seq, heads, split)
-    reference = render(reference_text, **where, **values)
-    local = {t: seq if held.whole(plan.program, t) else seq // mesh.size for t in "qk"}
-    others = not held.whole(plan.program, "k")  # a rank has keys of its own
-    values |= {"local": local["k"], "blind": others, "blinds": others}
-    values["kv_size"] = outside.sizes(layout, batch, local["k"], split, 16)
-    values["queries_size"] = outside.sizes(layout, batch, local["q"], heads, 16)
-    values["placed"] = placed
-    values["sees"] = _sees(seq, window) if causal or window else ""
-    values["all_seen"] = causal and local["q"] > local["k"]
-    check = render("self_check", **values)
-    return heading, [*tried, reference, check]
-
-
-def _sees(seq: int, window: bool) -> str:
-    """Whether a rank sees any of another's tokens, of as many ranks as there are owners."""
-    first = "(owner == other).nonzero()"
-    if window:
-        return f"bool(_sees(positions({seq}, mesh), {first}[:, 0]).any())"
-    return f"bool(positions({seq}, mesh).max() >= {first}[0])"
-
-
-def _tried_window(plan: Plan, seq: int) -> str:
-    """A window that is short of a few tokens: it ends inside another rank's tile."""
-    local, width = seq // plan.program.mesh.size, plan.program.window or 1
-    before = min(seq - 2, local + local // 2) if width > 1 else 0
-    return f"({before}, {min(plan.program.ahead, 1)})"
 
 
 def _imports(code: str) -> str:

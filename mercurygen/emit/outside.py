@@ -107,6 +107,17 @@ def stays_dense(plan: Plan, tensor: Tensor, layout: str) -> bool:
     return pair is None or any(prod(map(plan.program.extent, tensor.dims[i])) == 1 for i in pair)
 
 
+def _sequences(plan: Plan, layout: str) -> list[str]:
+    """Which dimension of every tensor is its sequence, as a placement says it."""
+    found: dict[str, list[str]] = {}
+    for tensor in plan.program.tensors:
+        dims = arranged(layout, range(len(tensor.dims)))
+        at = dims.index(tensor.dimension(plan.program.sequence(tensor)))
+        found.setdefault(f"Shard({at})", []).append(tensor.name)
+    each = (f'"{name}": {place}' for place, names in found.items() for name in names)
+    return [f"_SEQUENCE = {{{', '.join(each)}}}"]
+
+
 def constants(plan: Plan, layout: str) -> str:
     """MESH, WORLD_SIZE and PLACEMENTS; layout: of the caller's tensors."""
     mesh, program = plan.program.mesh, plan.program
@@ -115,8 +126,11 @@ def constants(plan: Plan, layout: str) -> str:
     placements: dict[str, list[str]] = {}
     for tensor in program.tensors:
         dims = arranged(layout, range(len(tensor.dims)))
-        cut = f"Shard({dims.index(tensor.dimension(program.sequence(tensor)))})"
-        place = "Replicate()" if held.whole(program, tensor.name) else cut
+        cut = {axis: f"Shard({dims.index(tensor.dimension(axis))})" for axis in tensor.axes}
+        places = [cut[axis] if axis else "Replicate()" for axis in tensor.pin]
+        same = f"({places[0]},) * {len(places)}" if len(set(places)) == 1 < len(places) else ""
+        comma = "," if len(places) == 1 else ""
+        place = same or f"({', '.join(places)}{comma})"
         placements.setdefault(place, []).append(tensor.name)
     if program.mask == "window":
         pair = f"({program.window - 1}, {program.ahead})"
@@ -134,13 +148,12 @@ def constants(plan: Plan, layout: str) -> str:
         lines.append(f"PLACEMENTS: dict[str, tuple] = dict.fromkeys(({names}), ())")
         return "\n".join(lines)
     for index, (place, tensors) in enumerate(placements.items()):
-        placed = f"({place},) * {count}" if count > 1 else f"({place},)"
         names = ", ".join(f'"{name}"' for name in tensors)
         if index == 0:
             lines.append(
                 "PLACEMENTS: dict[str, tuple[Placement, ...]] = "
-                f"{{name: {placed} for name in ({names})}}"
+                f"{{name: {place} for name in ({names})}}"
             )
         else:
-            lines += [f'PLACEMENTS["{name}"] = {placed}' for name in tensors]
-    return "\n".join(lines)
+            lines += [f'PLACEMENTS["{name}"] = {place}' for name in tensors]
+    return "\n".join(lines + ([] if held.sliced(program) else _sequences(plan, layout)))

@@ -211,10 +211,21 @@ class Playback(Matching):
 
     def begins(self, event: Kernel, shares: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """A block whose own result is what the plan goes on with."""
+        shares = self.padded(event, shares[0]), shares[1]
         for operand, share in zip(event.outputs, shares, strict=True):
             self.bound[operand.buffer] = share.storage
             share.storage.buffer = operand.buffer
         return shares
+
+    def padded(self, event: Kernel, out: Tensor) -> Tensor:
+        """Out as a part of rows that are as long as the plan has them."""
+        nbytes = self.trace.buffers[event.outputs[0].buffer].nbytes
+        width = out.shape[3] * nbytes // out.storage.nbytes
+        if width == out.shape[3]:
+            return out
+        full = Tensor.new([*out.shape[:3], width], out.dtype, "kernel", sure=out.sure)
+        cuts = tuple((0, size) for size in out.shape)
+        return Tensor(full.storage, out.shape, out.dtype, full.strides, out.sure, cuts, out.shape)
 
     def merges(self, event: Kernel, results: tuple[Tensor, Tensor]) -> None:
         """A block merged into results."""

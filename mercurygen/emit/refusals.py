@@ -6,8 +6,7 @@ from mercurygen.emit import border, levels, masks, packed, results, ring_kinds
 from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.needed import need_form
 from mercurygen.ir.kernel import TRITON
-from mercurygen.ir.program import SEQUENCE
-from mercurygen.lower.plan import Plan, Swap
+from mercurygen.lower.plan import Plan, sliced
 
 
 def not_emitted(plan: Plan) -> str | None:
@@ -37,14 +36,11 @@ def _of_window(plan: Plan) -> str | None:
 
 def border_not_emitted(plan: Plan) -> str | None:
     """Which reshards have no text yet."""
-    border_steps = (*plan.before, *plan.after)
-    if not all(isinstance(step, Swap) for step in border_steps):
-        return "a reshard of what is replicated"
-    swapped = {axis for step in border_steps for axis in (step.gathered, step.split)}
-    if swapped - {SEQUENCE, *border.NAMES} or any(
-        SEQUENCE not in (step.gathered, step.split) for step in border_steps
-    ):
-        return "a reshard of what is not the sequence"
+    plain = border.plain(plan)
+    if plan.program.operator != "attention" and not plain:
+        return "a backward with reshards of what is replicated, or is not the sequence"
+    if plan.tiles and not (plain and sliced(plan.program)):
+        return "a tile loop between pins of other axes than the sequence, or of none"
     return None
 
 

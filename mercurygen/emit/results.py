@@ -47,7 +47,7 @@ def _alone(plan: Plan) -> bool:
     if sum(len(loop.walks) for loop in plan.nest.loops) > 1 or plan.tiles:
         return False
     (loop,) = (loop for loop in plan.nest.loops if loop.walks)
-    return len(loop.walking) == 1 and not rows_are_cut(plan) and _cut_evenly(plan, loop)
+    return len(loop.stages) == 1 and not rows_are_cut(plan) and _cut_evenly(plan, loop)
 
 
 def heading(plan: Plan) -> str:

@@ -1,8 +1,8 @@
 """Emitted text of the border's functions: x [B, S, H, D], of which one axis is joined, one dealt.
 
 How an axis is dealt to the ranks of a group, and joined of their parts, is a `Side`. An all-to-all
-has two of them, any two; a gather has only what is joined, a cut only what is dealt. The fixed texts
-of `_split` and `_join` deal and join the sequence, by the order of its tokens.
+has two of them, any two; a gather has only what is joined, a cut only what is dealt. The fixed
+texts of `_split` and `_join` deal and join the sequence, by the order of its tokens.
 """
 
 from __future__ import annotations
@@ -39,14 +39,6 @@ class Side:
         at = self.dim + 1
         chunks = f"x.unflatten({self.dim}, ({self.count}, -1)).chunk(group.size(), dim={at})"
         return [f"torch.stack({chunks})", f"parts.flatten({at}, {at + 1})"]
-
-    def own(self) -> str:
-        """The part of this rank, a copy."""
-        if not self.count:
-            return f"x.chunk(group.size(), dim={self.dim})[group.rank()].{COPY}"
-        at = self.dim + 1
-        chunks = f"x.unflatten({self.dim}, ({self.count}, -1)).chunk(group.size(), dim={at})"
-        return f"{chunks}[group.rank()].{COPY}.flatten({self.dim}, {at})"
 
     def joined(self) -> tuple[str, str]:
         """What is made of parts [n, B, S, H, D], in one expression; or in a line before it."""
@@ -119,9 +111,9 @@ class Tokens:
     count: str
 
 
-def counts(sides: tuple[Side, ...], tokens: Tokens) -> str:
+def counts(sides: tuple[Side, ...], tokens: Tokens | None = None) -> str:
     """Parameters of a function for how axes fall into runs."""
-    named = [tokens.count] if SEQUENCE in sides else []
+    named = [tokens.count] if tokens and SEQUENCE in sides else []
     named += [side.count for side in sides]
     return "".join(f", {name}: int" for name in named if name)
 
@@ -201,41 +193,20 @@ def gather(side: Side, tokens: Tokens) -> str:
     )
 
 
-def own(side: Side, tokens: Tokens, order: str) -> str:
-    """`_own_heads` and the like: a rank's part of what all have; order: of the tokens."""
+def own(side: Side) -> str:
+    """`_own_heads` and the like: a rank's part of what all have, a run, or one of each run."""
     before = shape(longer=side is SEQUENCE)
     after = shape(side) if side is not SEQUENCE else "[B, S, H, D]"
-    lines = _own_tokens(tokens, order) if side is SEQUENCE else [f"return {side.own()}"]
+    part = f"x.chunk(group.size(), dim={side.dim})[group.rank()].{COPY}"
+    if side.count:
+        at = side.dim + 1
+        runs = f"x.unflatten({side.dim}, ({side.count}, -1)).chunk(group.size(), dim={at})"
+        part = f"{runs}[group.rank()].{COPY}.flatten({side.dim}, {at})"
     return "\n".join(
         [
-            f"def _own_{side.name}(x: Tensor, group: dist.ProcessGroup{counts((side,), tokens)})"
+            f"def _own_{side.name}(x: Tensor, group: dist.ProcessGroup{counts((side,))})"
             " -> Tensor:",
             f'    """{before} -> {after}: {side.part}."""',
-            *(f"    {line}" for line in lines),
+            f"    return {part}",
         ]
     )
-
-
-def _own_tokens(tokens: Tokens, order: str) -> list[str]:
-    """Lines that return a copy of this rank's tokens."""
-    head = ["n, me = group.size(), group.rank()"]
-    many = tokens.count
-    match order:
-        case "striped" if many:
-            runs = f"x.unflatten(1, (-1, n, {many}))[:, :, me]"
-            return [*head, f"return {runs}.{COPY}.flatten(1, 2)"]
-        case "striped":
-            return [*head, f"return x.unflatten(1, (-1, n))[:, :, me].{COPY}"]
-        case "zigzag" if many:
-            return [
-                *head,
-                f"chunks = x.chunk(2 * {many} * n, dim=1)",
-                f"early, late = chunks[: {many} * n], chunks[{many} * n :]",
-                "return torch.cat([*early[me::n], *late[n - 1 - me :: n]], dim=1)",
-            ]
-        case "zigzag":
-            chunks = "chunks = x.chunk(2 * n, dim=1)"
-            return [*head, chunks, "return torch.cat([chunks[me], chunks[-1 - me]], dim=1)"]
-        case _ if many:
-            return [*head, f"return torch.cat(x.chunk({many} * n, dim=1)[me::n], dim=1)"]
-    return [f"return {SEQUENCE.own()}"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mercurygen.emit import rings
-from mercurygen.emit.border import is_striped, runs, runs_name
+from mercurygen.emit.border import is_striped, runs, runs_name, steps
 from mercurygen.emit.levels import PAIR, Names, with_owner
 from mercurygen.emit.templates import render
 from mercurygen.emit.words import variable
-from mercurygen.lower.plan import Plan, Reduce
+from mercurygen.lower.plan import Plan, Reduce, Swap
 
 _CARRIED = {
     "pair": PAIR,
@@ -95,7 +95,7 @@ def reductions(plan: Plan) -> list[str]:
             "argument": f", {name}" if name else "",
         }
         texts += [render("scatter", **values), deal(plan)]
-        if not plan.before:  # else the border has it
+        if not any(isinstance(step, Swap) for step in steps(plan)):  # else the border has it
             texts.append(render("all_to_all"))
     return texts
 

@@ -77,6 +77,15 @@ class Border(Nest):
             return Flight(self.collective("all-gather", step.dim, x, received), received, step)
         return self.sent(self.packed(x, step), step)
 
+    def in_rows(self, x: Tile, steps: tuple[Step, ...]) -> Tile:
+        """Dense in rows of tokens, which lse has none of, where the first step gathers it."""
+        gathered = steps and isinstance(steps[0], Spread) and steps[0].gathers
+        if not gathered or not set(x.tensor.dims[-1]) & set(self.program.mask_axes):
+            return x
+        part = self.like(f"{x.tensor.name} in rows", x)
+        self.events.append(Cut(x.live.number, part.live.number, ()))
+        return part
+
     def packed(self, x: Tile, step: Swap) -> Tile:
         """A part for every rank."""
         split = self.program.named_axis(x.tensor, step.split)

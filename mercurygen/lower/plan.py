@@ -253,6 +253,14 @@ def walk_levels(stages: Stages) -> list[tuple[Walk, tuple[Gather, ...]]]:
     return levels
 
 
+def sliced(program: Program) -> bool:
+    """Whether every tensor is pinned by its sequence over the whole mesh, or not at all."""
+    return all(
+        len(set(tensor.pin)) < 2 and {*tensor.pin} <= {program.sequence(tensor), None}
+        for tensor in program.tensors
+    )
+
+
 @dataclass(frozen=True)
 class Plan:
     """What one rank does: border, nest, border; within the tile loops, if there are any.

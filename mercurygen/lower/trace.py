@@ -72,7 +72,8 @@ class _Player(TileLoops):
     def hand_out(self, results: Named, wanted: list[Tensor]) -> None:
         """Results on their way to the caller."""
         for tensor in wanted:
-            x, steps = results.pop(tensor.name), self.steps_of(tensor)
+            steps = self.steps_of(tensor)
+            x = self.in_rows(results.pop(tensor.name), steps)
             for step, region in zip(steps, self.path(tensor, steps)[1:], strict=True):
                 x = self.reshard(x, step, region)
             self.events.append(Return(tensor.name, x.live.number))

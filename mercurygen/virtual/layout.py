@@ -8,7 +8,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from mercurygen.check.tensors import held_by_caller
-from mercurygen.lower.plan import Plan
+from mercurygen.lower.plan import Plan, sliced
 from mercurygen.lower.visible import POSITIONS
 
 if TYPE_CHECKING:
@@ -61,14 +61,26 @@ def uses(
         yield Use("unshard", name, (name, part), x)
     if plan.program.kernel == POSITIONS:
         return
-    every, mine = _tokens(plan, rank)
-    yield Use("positions", "the sequence", (len(every),), mine)
-    for name, x, expected in (("shard", every, mine), ("unshard", mine, every)):
-        yield Use(f"{name}_sequence", "tokens", (x,), expected, {"dim": 0})
-        yield Use(f"{name}_sequence", "a batch of tokens", (x[None],), expected[None])
+    for named, tensor in _owners_of_tokens(plan).items():
+        every, mine = _tokens(plan, rank, tensor)
+        option = {"name": named} if named else {}
+        of = f" of {named}" if named else ""
+        yield Use("positions", f"the sequence{of}", (len(every),), mine, option)
+        for name, x, expected in (("shard", every, mine), ("unshard", mine, every)):
+            yield Use(f"{name}_sequence", f"tokens{of}", (x,), expected, {"dim": 0, **option})
+            batch = f"a batch of tokens{of}"
+            yield Use(f"{name}_sequence", batch, (x[None],), expected[None], option)
 
 
-def _tokens(plan: Plan, rank: int) -> tuple[Tensor, Tensor]:
+def _owners_of_tokens(plan: Plan) -> dict[str, Any]:
+    """The tensors whose tokens helpers are asked for, by name; slices: one for all, by none."""
+    sequences = [t for t in plan.program.tensors if plan.program.sequence(t)]
+    if not sliced(plan.program):
+        return {tensor.name: tensor for tensor in sequences}
+    return {"": next((t for t in sequences if any(t.pin)), sequences[0])}  # others are whole
+
+
+def _tokens(plan: Plan, rank: int, tensor: Any) -> tuple[Tensor, Tensor]:
     """A sequence and one rank's part: so long that a chunk more or less is another length."""
     import torch
 
@@ -76,8 +88,6 @@ def _tokens(plan: Plan, rank: int) -> tuple[Tensor, Tensor]:
     count = order.chunks(mesh) if order else 1
     runs = lcm(*(plan.atoms.parts(axis) for axis in plan.program.mask_axes))  # parts are whole ones
     every = torch.arange(count * (count + 1) * runs)
-    sequences = [t for t in plan.program.tensors if plan.program.sequence(t)]
-    tensor = next((t for t in sequences if any(t.pin)), sequences[0])  # others are whole
     region = plan.atoms.pinned(tensor, mesh.coordinate(rank))
     owned = region[tensor.axes.index(plan.program.sequence(tensor))]
     size = plan.atoms.count[plan.program.sequence(tensor)] // count
