@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
@@ -144,9 +145,31 @@ def own_tokens(module: ModuleType, mesh: DeviceMesh | None, problem: Problem) ->
 
 def held_tokens(module: ModuleType, mesh: DeviceMesh | None, problem: Problem, name: str) -> Tensor:
     """Global positions of the tokens that this rank holds of a tensor: its own, or all."""
-    if any(place.is_replicate() for place in module.PLACEMENTS[name]):
-        return torch.arange(problem.seq)
-    return own_tokens(module, mesh, problem)
+    if mesh is None:
+        return own_tokens(module, mesh, problem)
+    ranked = [i for i in range(mesh.ndim) if any(_cuts(module, x, i) for x in module.PLACEMENTS)]
+    sizes = [mesh.shape[i] for i in ranked]
+    held = []
+    for rank, at in enumerate(product(*map(range, sizes))):
+        own = zip(ranked, at, strict=True)
+        if all(mesh.get_local_rank(i) == x or not _cuts(module, name, i) for i, x in own):
+            tokens = reference.tokens_of(problem.order, rank, math.prod(sizes), problem.seq)
+            held.append(tokens)
+    return torch.cat(held).sort().values
+
+
+def _cuts(module: ModuleType, name: str, index: int) -> bool:
+    """Whether a mesh dimension splits the sequence of a tensor; of slices all dimensions do."""
+    place, sequences = module.PLACEMENTS[name][index], getattr(module, "_SEQUENCE", None)
+    return place == sequences[name] if sequences else place.is_shard()
+
+
+def held_rest(module: ModuleType, mesh: DeviceMesh | None, name: str, x: Tensor) -> Tensor:
+    """What this rank holds of a tensor's heads and batch."""
+    for index, place in enumerate(module.PLACEMENTS[name]):
+        if place.is_shard() and not _cuts(module, name, index):
+            x = x.chunk(mesh.shape[index], place.dim)[mesh.get_local_rank(index)]
+    return x
 
 
 def own_inputs(
@@ -154,7 +177,9 @@ def own_inputs(
 ) -> list[Tensor]:
     """What this rank holds of q, k and v, contiguous."""
     full = zip("qkv", problem.inputs(dtype), strict=True)
-    return [x.index_select(1, held_tokens(module, mesh, problem, name)) for name, x in full]
+    tokens = {name: held_tokens(module, mesh, problem, name) for name in "qkv"}
+    cut = ((name, x.index_select(1, tokens[name])) for name, x in full)
+    return [held_rest(module, mesh, name, x).clone() for name, x in cut]
 
 
 def assert_close(got: Tensor, want: Tensor, tolerance: float, what: str, problem: Problem) -> float:
@@ -201,7 +226,8 @@ def compare(
 ) -> tuple[float, float]:
     """Run attention on this rank's slices of the full inputs and compare out and lse."""
     held = {name: held_tokens(module, mesh, problem, name) for name in module.PLACEMENTS}
-    q, k, v = (x.index_select(1, held[name]) for name, x in zip("qkv", inputs, strict=True))
+    cut = ((name, x.index_select(1, held[name])) for name, x in zip("qkv", inputs, strict=True))
+    q, k, v = (held_rest(module, mesh, name, x).clone() for name, x in cut)
     before = [x.clone() for x in (q, k, v)]
     options: dict[str, Any] = {"scale": problem.scale, "seq": problem.seq}
     if problem.window is not None:
@@ -214,6 +240,9 @@ def compare(
         problem.mask,
         scale=problem.scale,
         q_positions=rows,
+    )
+    want_out, want_lse = (
+        held_rest(module, mesh, name, x) for name, x in (("out", want_out), ("lse", want_lse))
     )
     errors = (
         assert_close(out, want_out, tolerance, "out", problem),

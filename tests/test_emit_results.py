@@ -32,7 +32,7 @@ from numeric_cases import (
 from ranks import Ranks
 
 from mercurygen.emit.callsites import check_text
-from mercurygen.emit.module import emit, refuse
+from mercurygen.emit.module import emit
 from mercurygen.emit.python_subset import TextMismatch
 from mercurygen.errors import Refusal
 from mercurygen.lower.lower import lower
@@ -375,16 +375,6 @@ def test_another_text_is_refused(name: str, old: str, new: str) -> None:
     assert old in text
     with pytest.raises(TextMismatch):
         check_text(text.replace(old, new), CASES[name].plan)
-
-
-def test_pins_that_are_neither() -> None:
-    """Replicated over a part of the mesh: refused with what is possible."""
-    problem = problem_for(4, *PLAIN)
-    pins = "pin k, v: S over n, m\npin q, out, lse: S over n\n"
-    body = f"parallelize S_q over n\nshard k, v: S_kv over n\n{WHOLE}"
-    case = made("n=2 m=2", body, problem, pins=pins)
-    refusal = refuse(case.plan)
-    assert refusal is not None and refusal.slug == "pin-not-supported"
 
 
 def test_whole_tensors_are_placed_so() -> None:

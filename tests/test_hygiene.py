@@ -31,11 +31,12 @@ TEMPLATES = sorted((ROOT / "templates").iterdir())
 
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 400
-# A template is one thing to read. `layout` and `self_check` are the helpers of the module's
-# contract, several functions of fixed text each.
+# A template is one thing to read. `layout`, `layout_pinned` and `self_check` are the helpers of the
+# module's contract, several functions of fixed text each.
 LONGEST_TEMPLATE = 40
 LONGER_TEMPLATES = {
     "layout.py.j2": 100,
+    "layout_pinned.py.j2": 125,
     "self_check.py.j2": 50,
     "to_owners.py.j2": 50,
     "operator_layout.py.j2": 100,
@@ -48,7 +49,7 @@ LONGER_TEMPLATES = {
     "triton_forward.py.j2": 190,
     "triton_backward.py.j2": 280,
 }
-ALL_TEMPLATES = 2800
+ALL_TEMPLATES = 2825
 
 # `mercurygen verify` runs the module that it is given, on processes of its own: its purpose.
 # `build` compiles what was emitted, and runs nothing of it.

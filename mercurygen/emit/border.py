@@ -195,7 +195,7 @@ def home(plan: Plan) -> tuple[list[str], list[str]]:
     if lse:
         rows, step = "lse.transpose(1, 2).unsqueeze(3)", next(s for s in plan.after if s.optional)
         if isinstance(step, Spread) and step.gathers:
-            lse.insert(0, f"lse = {rows}.{swaps.COPY}  # [B, S, H, 1]")
+            lse[:0] = [f"lse = {rows}  # [B, S, H, 1]", f"lse = lse.{swaps.COPY}"]
         else:
             lse[0] = f"{lse[0].replace('(lse, ', f'({rows}, ')}  # [B, S, H, 1]"
     return lines, lse

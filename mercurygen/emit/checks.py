@@ -175,7 +175,8 @@ def _check_tensors(plan: Plan, layout: str) -> str:
             '    named = zip("qkv", (q, k, v), strict=True)',
             "    q_sizes, k_sizes, v_sizes = (_full_sizes(name, x.shape) for name, x in named)",
             f"    if not {of_whole}:",
-            f'        raise ValueError(f"{{shapes}}: must be {q}, {k}, {v}, of one B and N")',
+            '        full = f"parts of a q {q_sizes}, k {k_sizes}, v {v_sizes}"',
+            '        raise ValueError(f"{shapes} are {full}: must agree in B and N")',
         ]
     elif same != both:
         whole, cut = ("q", "k") if tokens["q"] == "N" else ("k", "q")

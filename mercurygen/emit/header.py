@@ -7,7 +7,7 @@ from itertools import groupby
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import border, held, kept, moves, outside
+from mercurygen.emit import border, held, kept, moves, outside, pins
 from mercurygen.emit.checks import global_multiple, split_of
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.needed import cut_outside, need_form
@@ -63,7 +63,7 @@ def _title(schedule: Schedule) -> str:
 def _holds(plan: Plan) -> str:
     """What the caller has on a rank."""
     if not held.sliced(plan.program):
-        return _holds_parts(plan)
+        return pins.holds(plan)
     names = held.all_whole(plan)
     inputs = tuple(name for name in ("q", "k", "v") if name in names)
     if not names:
@@ -76,23 +76,6 @@ def _holds(plan: Plan) -> str:
     has += [f"a slice of the sequence of {held.listed(cut)} with all heads"] if cut else []
     back = "all of the output" if "out" in names else "the same slice of the output"
     return f"Every rank holds {' and '.join(has)}, and gets back {back}."
-
-
-def _holds_parts(plan: Plan) -> str:
-    """The same of pins of any axes."""
-    words = {"B": "the batch", "H": "the heads"}
-    alike: dict[str, list[str]] = {}
-    for tensor in plan.program.tensors:
-        split: dict[str, list[str]] = {}
-        for dim, axis in zip(plan.program.mesh.names, tensor.pin, strict=True):
-            if axis is not None:
-                split.setdefault(words.get(axis, "the sequence"), []).append(dim)
-        cuts = [f"{what} over {held.listed(tuple(dims))}" for what, dims in split.items()]
-        alike.setdefault(f"split by {held.listed(tuple(cuts))}" if cuts else "whole", []).append(
-            tensor.name
-        )
-    each = [f"{held.listed(tuple(names))} {how}" for how, names in alike.items()]
-    return f"What a rank holds, and gets back: {'; '.join(each)}."
 
 
 def schedule_lines(schedule: Schedule) -> list[str]:
@@ -290,7 +273,7 @@ def _order(plan: Plan) -> str:
     if ranks == 1:
         return ""
     if not held.sliced(plan.program):
-        return "\n".join(wrap(_order_of_parts(plan), WIDTH))
+        return "\n".join(wrap(pins.order(plan), WIDTH))
     if order.kind == "contiguous":
         text = f"Contiguous: the sequence is cut into {ranks} chunks and rank r owns chunk r."
         if plan.program.documents:
@@ -319,24 +302,6 @@ def _order(plan: Plan) -> str:
     return "\n".join(wrap(text, WIDTH))
 
 
-def _order_of_parts(plan: Plan) -> str:
-    """Which tokens are whose, of pins of any axes."""
-    order, places = plan.program.order, plan.program.order.ranks(plan.program.mesh)
-    if not order.dims:
-        return "Every rank has all tokens."
-    owned = {
-        "contiguous": f"cut into {places} chunks, of which place r owns chunk r",
-        "zigzag": f"cut into {2 * places} chunks, of which place r owns chunks r and "
-        f"{2 * places - 1} - r",
-        "striped": f"dealt so that place r owns every {places}th token, from token r on",
-    }
-    return (
-        f"{order.kind.capitalize()} over the {places} places of {held.listed(order.dims)}: the "
-        f"sequence is {owned[order.kind]}. What is split over fewer dimensions has the tokens of "
-        "all its places, in order."
-    )
-
-
 def _evenness(plan: Plan) -> str:
     """How even the work of the ranks is, of the documents of the schedule."""
     program, ranks = plan.program, plan.program.mesh.size
@@ -356,7 +321,7 @@ def _evenness(plan: Plan) -> str:
 def _shapes(plan: Plan) -> str:
     mesh = plan.program.mesh
     if not held.sliced(plan.program):
-        return "\n".join(wrap(_sizes_of_parts(plan), WIDTH))
+        return "\n".join(wrap(pins.sizes(plan), WIDTH))
     slice_ = "its slice of the sequence" if mesh.dims else "the sequence"
     slice_ += ", N the whole sequence" if held.all_whole(plan) else ""
     text = (
@@ -376,19 +341,6 @@ def _shapes(plan: Plan) -> str:
     elif plan.nest.stages:
         text += "; in the body s = S, h = H, k = K"
     return "\n".join(wrap(text + ".", WIDTH))
-
-
-def _sizes_of_parts(plan: Plan) -> str:
-    """What the letters stand for, of pins of any axes."""
-    text = (
-        "Sizes of the whole: B batch, N sequence, H heads, K key/value heads, D head size of q and "
-        "k, E of v and out"
-    )
-    split, grouped, batch = (split_of(plan, axis) for axis in ("H", "G", "B"))
-    rows = prod(plan.program.mesh.extent(dim) for dim in plan.row_dims)
-    body = {"b = B": batch, "h = H": split * grouped, "k = K": split, "s = N": rows}
-    inside = ", ".join(f"{x} / {n}" if n > 1 else x for x, n in body.items())
-    return f"{text}; in the body {inside}."
 
 
 def _outside(layout: str, plan: Plan, both: Both | None) -> str:

@@ -273,7 +273,10 @@ def _layout(plan: Plan, both: Both | None, placed: bool = False) -> Section:
     texts = [render("mesh", world=mesh.size, placed=placed), render("groups")]
     values["owners"], values["dims"] = order.ranks(mesh), held.quoted(order.dims)
     values["some"] = order.dims != mesh.names
-    texts.append(render("layout" if held.sliced(plan.program) else "layout_pinned", **values))
+    sliced = held.sliced(plan.program)
+    texts.append(render("layout" if sliced else "layout_pinned", **values))
+    texts += [render("pad_sequence", multiple=multiple)] if values["backward"] else []
+    texts += [render(name, world=mesh.size) for name in ["from_all_ranks", *["rank"] * sliced]]
     texts += packed.layout(plan) if documents else []
     return "layout: which tokens a rank owns", [*texts, *labels]
 

@@ -130,7 +130,8 @@ def _sections(words: Words) -> list[str]:
         if single
         else [render("mesh", world=mesh.size, placed=False), render("groups")]
     )
-    sections = [("layout: what a rank holds of every tensor", [*above, layout])]
+    below = [] if single else [render("from_all_ranks", world=mesh.size)]
+    sections = [("layout: what a rank holds of every tensor", [*above, layout, *below])]
     texts = []
     if plan.nest.stages or words.placed:
         nest = Nest(words)

@@ -126,7 +126,7 @@ def constants(plan: Plan, layout: str) -> str:
     placements: dict[str, list[str]] = {}
     for tensor in program.tensors:
         dims = arranged(layout, range(len(tensor.dims)))
-        cut = {axis: f"Shard({dims.index(tensor.dimension(axis))})" for axis in tensor.axes}
+        cut = {a: f"Shard({dims.index(tensor.dimension(a))})" for a in filter(None, tensor.pin)}
         places = [cut[axis] if axis else "Replicate()" for axis in tensor.pin]
         same = f"({places[0]},) * {len(places)}" if len(set(places)) == 1 < len(places) else ""
         comma = "," if len(places) == 1 else ""

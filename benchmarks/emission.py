@@ -1,6 +1,6 @@
 """Of the legal schedules of attention, how many have a module, and what keeps the others from it.
 
-    python benchmarks/emitted.py [--seed 1] [--points 200] [--draws 20000]
+    python benchmarks/emission.py [--seed 1] [--points 200] [--draws 20000]
 
 Two samples, of the forward. `searched`: points of the space that the search looks at, for every
 configuration of levels, heads and mask below, in every order of tokens. `written`: schedules that
