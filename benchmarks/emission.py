@@ -78,7 +78,11 @@ def counted(found: Found) -> dict[str, Counter[str]]:
         became = "not legal" if isinstance(plan, Refusal) else "emitted"
         if refusal is not None:
             words = refusal.explain()[0].partition(":")[0]
-            became = f"{refusal.slug}: {words.partition(' over ')[0]}"
+            pinned = (
+                refusal.slug == "pin-not-supported"
+            )  # of whichever tensor, over which dimension
+            words = words.partition(" is ")[2].partition(" over ")[0] if pinned else words
+            became = f"{refusal.slug}: {words}"
         counts.setdefault(kind, Counter())[became] += 1
     return counts
 
