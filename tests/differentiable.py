@@ -36,19 +36,18 @@ from torch.distributed import DeviceMesh
 from mercurygen import operators
 from mercurygen.cli.build import Lowered, plans_of
 from mercurygen.emit.module import emit
+from mercurygen.schedule.problem_text import show_problem
 from mercurygen.schedule.schedule import Schedule
-from mercurygen.schedule.text import parse, show_mask
+from mercurygen.schedule.text import parse
 
 _HEADER = """\
 operator attention
-problem batch={batch} seq={seq} heads={heads} kv_heads={kv_heads} head_dim={head_dim} \
-v_head_dim={v_head_dim} {dtype} {mask}
+problem {problem}
 topology test sha256:0123456789abcdef {levels}
 group {group}
 tp 1
 mesh {mesh}
 """
-_SIZES = ("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask")
 SAVE = "save q, k, v, out, lse:"
 
 
@@ -73,12 +72,10 @@ class Trained:
     @functools.cached_property
     def schedule(self) -> Schedule:
         """As parsed."""
-        problem = problem_of(self.problem, self.dtype)
-        sizes = {field: getattr(problem, field) for field in _SIZES}
+        problem = show_problem(problem_of(self.problem, self.dtype))
         levels = " ".join(f"{x} wire 25GB/s" for x in self.mesh.split() or ["gpu=1"])
         group = self.mesh or "gpu=1"
-        sizes["mask"] = " ".join(show_mask(problem))
-        text = _HEADER.format(levels=levels, group=group, mesh=self.mesh, **sizes)
+        text = _HEADER.format(problem=problem, levels=levels, group=group, mesh=self.mesh)
         dims = ", ".join(each.partition("=")[0] for each in self.mesh.split())
         text += f"order S: {self.problem.order} over {dims}\n" if dims else ""
         lines = [*self.forward.split(";"), "backward", *self.backward.split(";")]
@@ -153,7 +150,9 @@ def case_of(text: str, problem: Problem, dtype: torch.dtype) -> Case:
 def expected_gradients(problem: Problem, full: list[Tensor], grad: Tensor) -> list[Tensor]:
     """out and the gradients in float64."""
     inputs = [x.double().clone().requires_grad_() for x in full]
-    out, _ = reference.attention(*inputs, problem.mask, scale=problem.scale)
+    places = torch.arange(problem.seq) + problem.offset
+    scale = problem.scale
+    out, _ = reference.attention(*inputs, problem.mask, scale=scale, q_positions=places)
     return [out.detach(), *torch.autograd.grad(out, inputs, grad.double())]
 
 
@@ -172,8 +171,10 @@ def one_device(
         module._block_backward(grad, q, k, v, lse, delta, scale, grads, ahead)
         return [x.to(q.dtype) for x in (out, *grads)]
     mask: object = problem.causal
+    if problem.align is not None:
+        mask = (None, problem.offset)
     if problem.window is not None:
-        mask = (-problem.window[0], problem.window[1])
+        mask = (problem.offset - problem.window[0], problem.offset + problem.window[1])
     out, lse = module._block_forward(q, k, v, scale, mask)
     return [out, *module._block_backward(grad, q, k, v, out, lse, scale, mask)]
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
+from unittest.mock import patch
 
 import numeric_cases
 
@@ -23,8 +24,9 @@ from mercurygen.lower.lower import lower
 from mercurygen.lower.plan import Plan
 from mercurygen.operators import load
 from mercurygen.schedule.apply import apply
+from mercurygen.schedule.problem_text import show_problem
 from mercurygen.schedule.schedule import Schedule, Target
-from mercurygen.schedule.text import parse, show, show_problem
+from mercurygen.schedule.text import parse, show
 from mercurygen.search.space import Point, points, settle
 
 ATTENTION = load("attention")
@@ -53,7 +55,8 @@ class Emitted:
     def text(self) -> str:
         """The module; of schedules that differ in sizes only, the one that was first asked for."""
         schedule, problem = self.schedule, self.schedule.problem
-        mask = problem.mask, problem.window, problem.ahead, bool(problem.documents)
+        mask = problem.mask, problem.window, problem.ahead, bool(problem.documents), problem.align
+        mask = *mask, problem.seq_kv is None
         key = schedule.mesh, schedule.directives, mask, schedule.group, schedule.target
         if key not in _TEXTS:
             _TEXTS[key] = self.emit()
@@ -63,6 +66,12 @@ class Emitted:
         """The module, made anew."""
         return emit(self.schedule, self.plan, "tested")
 
+    @functools.cached_property
+    def plain(self) -> str:
+        """The module before black has formatted it, which takes longer than all the rest."""
+        with patch("mercurygen.emit.module.format_text", str):
+            return self.emit()
+
     @property
     def late(self) -> functools.partial[str]:
         """The module's text as an argument of `Ranks.add`: emitted just before the fork."""
@@ -71,6 +80,11 @@ class Emitted:
     def _compiled(self) -> str:
         numeric_cases.compiled(self.text, numeric_cases.named(self.text))
         return self.text
+
+    @property
+    def late_plain(self) -> functools.partial[str]:
+        """`plain` likewise."""
+        return functools.partial(getattr, self, "plain")
 
     @property
     def world(self) -> int:
@@ -109,6 +123,8 @@ def problem_of(problem: numeric_cases.Problem, dtype: str = "bfloat16") -> Probl
         mask="window" if problem.window else "causal" if problem.causal else "full",
         window=problem.window[0] + 1 if problem.window else None,
         ahead=problem.window[1] if problem.window else 0,
+        seq_kv=problem.seq_kv,
+        align=problem.align,
     )
 
 

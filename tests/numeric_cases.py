@@ -61,6 +61,17 @@ class Problem:
     scale: float | None = None
     seed: int = 20
     window: tuple[int, int] | None = None  # keys before and after a query
+    seq_kv: int | None = None  # seq if None
+    align: str | None = None  # of keys of their own: "top-left" or "bottom-right"
+
+    def tokens(self, name: str) -> int:
+        """How many a whole tensor has."""
+        return self.seq if self.seq_kv is None or name not in ("k", "v") else self.seq_kv
+
+    @property
+    def offset(self) -> int:
+        """The key that the first query stands at."""
+        return self.tokens("k") - self.seq if self.align == "bottom-right" else 0
 
     @property
     def mask(self) -> reference.Mask:
@@ -81,7 +92,8 @@ def _drawn(problem: Problem) -> list[Tensor]:
     random = torch.Generator().manual_seed(problem.seed)
     value_dim = problem.value_dim or problem.head_dim
     sizes = (problem.heads, problem.head_dim), (problem.kv_heads, problem.head_dim)
-    shapes = [(problem.batch, problem.seq, *x) for x in (*sizes, (problem.kv_heads, value_dim))]
+    pairs = zip("qkv", (*sizes, (problem.kv_heads, value_dim)), strict=True)
+    shapes = [(problem.batch, problem.tokens(name), *size) for name, size in pairs]
     return [torch.randn(x, generator=random, dtype=torch.float64) for x in shapes]
 
 
@@ -145,15 +157,16 @@ def own_tokens(module: ModuleType, mesh: DeviceMesh | None, problem: Problem) ->
 
 def held_tokens(module: ModuleType, mesh: DeviceMesh | None, problem: Problem, name: str) -> Tensor:
     """Global positions of the tokens that this rank holds of a tensor: its own, or all."""
+    whole = problem.tokens(name)
     if mesh is None:
-        return own_tokens(module, mesh, problem)
+        return torch.arange(whole)
     ranked = [i for i in range(mesh.ndim) if any(_cuts(module, x, i) for x in module.PLACEMENTS)]
     sizes = [mesh.shape[i] for i in ranked]
     held = []
     for rank, at in enumerate(product(*map(range, sizes))):
         own = zip(ranked, at, strict=True)
         if all(mesh.get_local_rank(i) == x or not _cuts(module, name, i) for i, x in own):
-            tokens = reference.tokens_of(problem.order, rank, math.prod(sizes), problem.seq)
+            tokens = reference.tokens_of(problem.order, rank, math.prod(sizes), whole)
             held.append(tokens)
     return torch.cat(held).sort().values
 
@@ -232,6 +245,8 @@ def compare(
     options: dict[str, Any] = {"scale": problem.scale, "seq": problem.seq}
     if problem.window is not None:
         options["window"] = problem.window
+    if problem.seq_kv is not None:
+        options["seq_kv"] = problem.seq_kv
     out, lse = module.attention(q, k, v, mesh, **options, return_lse=True)
     rows = held["out"]
     want_out, want_lse = reference.attention(
@@ -239,7 +254,7 @@ def compare(
         *inputs[1:],
         problem.mask,
         scale=problem.scale,
-        q_positions=rows,
+        q_positions=rows + problem.offset,
     )
     want_out, want_lse = (
         held_rest(module, mesh, name, x) for name, x in (("out", want_out), ("lse", want_lse))

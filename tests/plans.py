@@ -72,6 +72,8 @@ def problem_of(operator: str, mask: str = "causal", **changes: int) -> Problem |
             return Sizes(extents, "float64")
         return Sizes(extents, "float64", "window" if window else mask, window)
     sizes = dict(batch=2, seq=48, heads=12, kv_heads=6, head_dim=5, v_head_dim=7) | changes
+    if "align" in changes:
+        return Problem(**sizes, dtype="float64", mask=mask, window=window, ahead=ahead)
     if window:
         return Problem(**sizes, dtype="float64", mask="window", window=window, ahead=ahead)
     return Problem(**sizes, dtype="float64", mask=mask)

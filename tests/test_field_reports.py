@@ -74,7 +74,7 @@ REPORTS = [
     64,
     65,
 ]
-REPORTS += [74, 77, 78, 81, 83, 84, 92]
+REPORTS += [6, 8, 34, 74, 77, 78, 81, 83, 84, 92]
 REPORTS += [19, 20, 22, 33, 36, 37, 50, 54, 55, 56, 58, 67, 69, 70, 71, 72, 80, 86, 88]
 RANKS = {world: Ranks(world) for world in (2, 3, 4, 5, 8, 16)}
 SIZES = {  # where each design is tried

@@ -113,13 +113,13 @@ RUN += [("direct", "striped"), ("unified", "zigzag"), ("double", "contiguous")]
 RANKS, PAIR = Ranks(4), Ranks(2)
 for _name, _order in RUN:
     _case, _problem = emitted(_name, _order), replace(PROBLEM, order=_order)
-    RANKS.add(f"{_name}-{_order}", check_windows, _case.late, _problem)
-    RANKS.add(f"calls-{_name}-{_order}", record_call, _case.late, _problem, torch.bfloat16)
+    RANKS.add(f"{_name}-{_order}", check_windows, _case.late_plain, _problem)
+    RANKS.add(f"calls-{_name}-{_order}", record_call, _case.late_plain, _problem, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name, order", RUN)
 def test_on_ranks(name: str, order: str) -> None:
-    """W of 1, a slab less one, a slab, one more, 2.5 slabs, everything, and both ways."""
+    """B33, B34: W of 1, a slab less one, a slab, one more, 2.5 slabs, everything, both ways."""
     RANKS.result(f"{name}-{order}")
 
 

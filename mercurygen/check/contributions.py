@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.check.content import Blank, Content, Most, Parts, Weighed, brief, single, take
+from mercurygen.check.content import Content, Most, Parts, Weighed, brief, single, take
 from mercurygen.check.report import label
 from mercurygen.check.space import fault_of
 from mercurygen.check.transfers import Transfers
@@ -38,9 +38,8 @@ class Contributions(Transfers):
         """Per axis of the mask the run of an operand's atoms that the block has tokens of."""
         if event.block is None:
             return []
-        live, spans = self.space.liveness, event.block[:2]
-        pairs = zip(self.program.mask_axes, spans, strict=True)
-        return [(axis, live.touched(lists[axis], span)) for axis, span in pairs if axis in lists]
+        cut, pairs = self.space.sequences, zip(self.program.mask_axes, event.block[:2], strict=True)
+        return [(a, cut[a].touched(lists[a], span)) for a, span in pairs if a in lists]
 
     def part(self, operand: Operand, tensor: Tensor) -> Content:
         """What a kernel reads as an input."""
@@ -100,9 +99,7 @@ class Contributions(Transfers):
         """Partial results into others; those that belong together are all there."""
         names, scratch = [], 0
         for source, target in zip(event.sources, event.targets, strict=True):
-            held = self.here[source]
-            if isinstance(held, Blank):
-                held = self.here[source] = self.unwritten(held, source)
+            held = self.known(source)
             if event.part is not None:
                 if not isinstance(held, Parts) or not 0 <= event.part < len(held.parts):
                     self.fail(f"part {event.part} of {held or 'nothing'}")

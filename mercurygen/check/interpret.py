@@ -172,7 +172,7 @@ class _Player(Ranks):
             if axis in spans:
                 start, stop = spans[axis]
                 data = data.narrow(number, start, stop - start)
-                touched = self.atoms.domain.touched(region[number], spans[axis])
+                touched = self.atoms.sequences[axis].touched(region[number], spans[axis])
                 region[number] = region[number][slice(*touched)]
         return Held(held.tensor, data, tuple(region))
 

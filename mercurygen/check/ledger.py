@@ -112,6 +112,13 @@ class Ledger:
         merged = Content(old.tensor, old.axes, old.region, sums)
         self.here[buffer] = put(whole, merged, places)
 
+    def known(self, buffer: int) -> Holding:
+        """What a buffer holds; of one that is still as it was filled, whose region."""
+        held = self.here[buffer]
+        if isinstance(held, Blank):
+            held = self.here[buffer] = self.unwritten(held, buffer)
+        return held
+
     def unwritten(self, blank: Blank, buffer: int) -> Content:
         """A filled buffer that is sent as it is: what it would be merged into says its region."""
         region = self.blank_region(buffer)

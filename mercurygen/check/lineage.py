@@ -64,14 +64,14 @@ class Lineage(Contributions):
             case Wait(op):
                 self.arrive(self.play.ops[self.rank][op])
             case Pack(source, target, axis, join, part):
-                here[target] = pack(here[source], axis, join, part)
+                here[target] = pack(self.known(source), axis, join, part)
                 self.fits(target)
             case Unpack():
                 self.unpack(event)
             case Cut(source, target, cuts):
                 self.cut(source, target, cuts)
             case Put(source, target, cuts):
-                whole, piece = self.started(target), single(here[source])
+                whole, piece = self.started(target), single(self.known(source))
                 here[target] = put(whole, piece, self.places(whole, cuts))
             case Kernel():
                 self.kernel(event)
@@ -85,7 +85,7 @@ class Lineage(Contributions):
                 self.fill(outputs)
             case Cast(source, target):
                 self.fits_anew(source, target)
-                here[target] = here[source]
+                here[target] = self.known(source)
             case Return(name, buffer):
                 self.result(name, buffer)
             case Free(buffer):
@@ -93,7 +93,7 @@ class Lineage(Contributions):
 
     def result(self, name: str, buffer: int) -> None:
         """An output is complete, and laid out as the caller wants it."""
-        content, words = self.here[buffer], label(self.traces[self.rank], buffer)
+        content, words = self.known(buffer), label(self.traces[self.rank], buffer)
         tensor = next((t for t in self.writes if t.name == name), None)
         if tensor is None or name in self.returned[self.rank]:
             self.fail(f"{name} is no output, or is returned already")

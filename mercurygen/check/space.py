@@ -18,6 +18,7 @@ from mercurygen.ir.atoms import Region
 from mercurygen.ir.kernel import ATEN
 from mercurygen.ir.liveness import Liveness
 from mercurygen.ir.program import Tensor
+from mercurygen.ir.sequence import Sequence
 from mercurygen.lower.plan import Plan
 from mercurygen.lower.visible import POSITIONS, Band, Block, band_of, band_pairs
 
@@ -34,6 +35,7 @@ class Space:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.program, self.atoms = plan, plan.program, plan.atoms
         self.liveness = plan.atoms.domain
+        self.sequences = plan.atoms.sequences if plan.program.mask_axes else {}
         self.count = plan.atoms.count
         self.masked = plan.program.mask != "full" or bool(plan.program.documents)
         self._wanted: dict[tuple, int] = {}
@@ -50,7 +52,7 @@ class Space:
     def _indices(self, axis: str, atoms: tuple[int, ...]) -> Fraction:
         """Indices of some atoms of an axis."""
         if axis in self.program.mask_axes:
-            return Fraction(sum(map(self.liveness.width, atoms)))
+            return Fraction(self.sequences[axis].tokens(atoms))
         return Fraction(len(atoms) * self.program.extents[axis], self.count[axis])
 
     def reduced(self, tensor: Tensor) -> tuple[str, ...]:
@@ -172,7 +174,8 @@ def fault_of(
     program, live = space.program, space.liveness
     if block.masked and program.mask == "full":
         return "a block that is masked under a full mask"
-    spans = [live.touched(a, span) for a, span in zip((rows, cols), block[:2], strict=True)]
+    sides = zip(live.sides, (rows, cols), block[:2], strict=True)
+    spans = [side.touched(a, span) for side, a, span in sides]
     if live.borders:
         fault = _fault_of_ends(live, block, (rows, cols), spans)
         atoms = [a[slice(*span)] for a, span in zip((rows, cols), spans, strict=True)]
@@ -183,15 +186,15 @@ def fault_of(
             return fault or _fault_of_whole(live, (rows, cols), spans)
         return None if program.kernel == POSITIONS else "the kernel does not mask by position"
     atoms = [a[slice(*span)] for a, span in zip((rows, cols), spans, strict=True)]
-    if program.mask == "causal" and not live.striped:
+    if live.mask == "causal" and not live.striped:
         return _fault_of_diagonal(live, block, (rows, cols), spans, program.kernel == ATEN)
-    lines = [_line(live, each) for each in atoms]
+    lines = [_line(side, each) for side, each in zip(live.sides, atoms, strict=True)]
     for line, each in zip(lines, atoms, strict=True):
         if line is None:
             return f"tokens of atoms {brief(each)} are not evenly spaced"
     skipped = [
-        part[0] - (0 if live.striped else live.tokens(a[: span[0]]))
-        for a, part, span in zip((rows, cols), block[:2], spans, strict=True)
+        part[0] - (0 if live.striped else side.tokens(a[: span[0]]))
+        for side, a, part, span in zip(live.sides, (rows, cols), block[:2], spans, strict=True)
     ]
     return _fault_of_band(live, block, lines, skipped)
 
@@ -202,8 +205,9 @@ def _fault_of_diagonal(live: Liveness, block: Block, tile, spans, square: bool) 
     before = cols[: len(cols) - len(rows)]
     if cols[len(before) :] != rows or (before and square):
         return f"a causal block of rows {brief(rows)} and columns {brief(cols)} is no square"
-    ends = [tuple(live.tokens(a[:i]) for i in span) for a, span in zip(tile, spans, strict=True)]
-    if ends != [*block[:2]] or block.band != (None, live.tokens(before)):
+    tokens = live.rows.tokens
+    ends = [tuple(tokens(a[:i]) for i in span) for a, span in zip(tile, spans, strict=True)]
+    if ends != [*block[:2]] or block.band != (None, tokens(before)):
         return f"row i of the block sees i + {block.band} of rows {brief(rows)}"
     if any(live.kind(row, col) != "full" for row in rows for col in before):
         return f"columns {brief(before)} are not seen by all rows {brief(rows)}"
@@ -234,8 +238,8 @@ def _fault_of_band(live: Liveness, block: Block, lines, skipped: list[int]) -> s
 
 def _fault_of_ends(live: Liveness, block: Block, tile, spans) -> str | None:
     """A block of whole atoms."""
-    for atoms, span, part in zip(tile, spans, block[:2], strict=True):
-        if tuple(live.tokens(atoms[:end]) for end in span) != part:
+    for side, atoms, span, part in zip(live.sides, tile, spans, block[:2], strict=True):
+        if tuple(side.tokens(atoms[:end]) for end in span) != part:
             return f"tokens {part} are not those of whole atoms of {brief(atoms)}"
     return None
 
@@ -252,7 +256,7 @@ def _fault_of_whole(live: Liveness, tile, spans) -> str | None:
     return None
 
 
-def _line(live: Liveness, atoms: tuple[int, ...]) -> tuple[int, int, int] | None:
+def _line(live: Sequence, atoms: tuple[int, ...]) -> tuple[int, int, int] | None:
     """Position of the first token, from one token to the next, and how many; None if uneven."""
     if live.striped:
         step = live.count // len(atoms)

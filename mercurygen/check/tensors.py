@@ -53,10 +53,11 @@ def indices(atoms: Atoms, axis: str, owned: tuple[int, ...]) -> Tensor:
     """Global indices of some atoms of an axis, in storage order: [indices] int64."""
     import torch
 
-    count, live = atoms.count[axis], atoms.domain
+    count = atoms.count[axis]
     if axis not in atoms.program.mask_axes:
         size = atoms.program.extent(axis) // count
         return torch.cat([torch.arange(a * size, (a + 1) * size) for a in owned])
+    live = atoms.sequences[axis]
     if live.striped:
         found = torch.tensor(owned)[None, :] + count * torch.arange(live.size)[:, None]
         return found.flatten()  # in global order: the tokens of several stripes interleave

@@ -114,10 +114,7 @@ class Transfers(Ledger):
 
     def cut(self, source: int, target: int, cuts) -> None:
         """A dense copy of a part."""
-        here = self.here
-        content = here[source]
-        if isinstance(content, Blank):
-            content = here[source] = self.unwritten(content, source)
+        here, content = self.here, self.known(source)
         here[target] = take(single(content), self.places(single(content), cuts))
         self.fits(target)
 

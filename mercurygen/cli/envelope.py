@@ -65,6 +65,9 @@ def _check(wanted: Request) -> None:
     if wanted.problem.documents:
         help = "its module does not know documents yet: emit the schedule that you want"
         raise UserError("usage", "--envelope of packed documents", help=help)
+    if wanted.problem.seq_kv is not None:
+        help = "its module chooses by one length: emit the schedule that you want"
+        raise UserError("usage", "--envelope beside --seq-kv", help=help)
     if prod(wanted.sizes) == 1:
         help = "one rank has no links to choose by: emit the schedule that you want"
         raise UserError("usage", "--envelope of one rank", help=help)

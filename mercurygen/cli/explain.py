@@ -102,6 +102,7 @@ def _tokens(plan: Plan) -> list[str]:
     lines = [f"{', '.join(names)}: {_layout_words(plan, pin)}" for pin, names in alike.items()]
     if not program.mask_axes:
         return ["Who holds what", *_indented(lines)]
+    lengths = dict.fromkeys(map(program.extent, program.mask_axes))  # of one sequence, or two
     if order.kind == "striped":
         lines.append(
             f"striped over {', '.join(order.dims)}: number r of {order.ranks(mesh)} owns "
@@ -113,13 +114,27 @@ def _tokens(plan: Plan) -> list[str]:
         lines.append(
             f"{order.kind} over {', '.join(order.dims) or 'one rank'}: "
             f"{plural(chunks, 'chunk')} of "
-            f"{plural(program.extent(program.mask_axes[0]) // chunks, 'token')}"
+            + " and ".join(plural(n // chunks, "token") for n in lengths)
             + (f", number r of {order.ranks(mesh)} owns {rule}" if order.dims else "")
         )
-    held = next(t for t in program.inputs if program.sequence(t) and any(t.pin) or not mesh.dims)
+    held = _sliced(plan)
     shown = sorted({0, 1, *sample(mesh.size)} & set(range(mesh.size)))
-    cells = [(f"rank {r}", _place(plan, r), f"tokens {_held(plan, held, r)}") for r in shown]
+    cells = [
+        (f"rank {r}", _place(plan, r), *(f"{what} {_held(plan, t, r)}" for what, t in held))
+        for r in shown
+    ]
     return ["Who holds which tokens", *_indented(lines), *_indented(table(cells))]
+
+
+def _sliced(plan: Plan) -> list[tuple[str, Tensor]]:
+    """A tensor that is cut, of every sequence, and what its tokens are called."""
+    program = plan.program
+    cut = [t for t in program.inputs if program.sequence(t) and any(t.pin)] or program.inputs
+    if program.align is None:
+        return [("tokens", cut[0])]
+    found = {program.sequence(tensor): tensor for tensor in reversed(cut)}
+    names = zip(program.mask_axes, ("queries", "keys"), strict=True)
+    return [(name, found[axis]) for axis, name in names if axis in found]
 
 
 def _layout(plan: Plan, tensor: Tensor) -> tuple[str | None, ...]:
@@ -150,7 +165,7 @@ def _held(plan: Plan, tensor: Tensor, rank: int) -> str:
     sequence = program.sequence(tensor)
     region = atoms.pinned(tensor, program.mesh.coordinate(rank))
     owned = region[tensor.axes.index(sequence)]
-    live, count = atoms.domain, atoms.count[sequence]
+    live, count = atoms.sequences[sequence], atoms.count[sequence]
     if live.striped:
         words = [f"{a}, {a + count}, …" if live.size > 1 else str(a) for a in owned]
         return "; ".join(words if len(words) <= 3 else [*words[:2], f"… {len(words) - 2} more"])

@@ -15,7 +15,8 @@ from mercurygen.ir.problem import Problem
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _DEFAULT = Problem()
-_LETTERS = {"batch": "b", "seq": "s", "heads": "h", "kv_heads": "kv", "head_dim": "d"}
+_LETTERS = {"batch": "b", "seq": "s", "seq_kv": "keys", "heads": "h", "kv_heads": "kv"}
+_LETTERS |= {"head_dim": "d"}
 # An emitted module imports these: a file of that name would be imported in their place.
 # The others are run by Python, pytest or pip where they lie.
 _TAKEN = frozenset(sys.stdlib_module_names) | {"torch", "triton", "numpy", "mercurygen"}
@@ -102,6 +103,8 @@ def differences(request: Request) -> list[tuple[str, str, str]]:
             found.append(("--documents", documents.show(problem.documents), ""))
     elif problem.layout != _DEFAULT.layout:
         found.append(("--layout", problem.layout, problem.layout))
+    if problem.align:
+        found.append(("--align", problem.align, problem.align))
     if problem.mask == "full":
         found.append(("--full", "", ""))  # the name has the mask always
     elif problem.mask == "window":

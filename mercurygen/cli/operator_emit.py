@@ -95,6 +95,8 @@ def _topology(topo: str | None) -> Topology:
 _ATTENTIONS = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim"),
     *(
+        "seq_kv",
+        "align",
         "layout",
         "order",
         "kernel",

@@ -115,6 +115,12 @@ _OPTIONS = (
     click.option("--topo", metavar="T", help="A shipped topology, or a file that ends in .toml."),
     click.option("--batch", type=Size(), help="Sequences.  [default: 1]"),
     click.option("--seq", type=Size(), help="Tokens over all ranks: 131072, 128k, 1M.  [128k]"),
+    click.option("--seq-kv", type=Size(), help="Keys and values, if they are not the queries'."),
+    click.option(
+        "--align",
+        metavar="A",
+        help="Which of these a query stands at: bottom-right (the last at the last) or top-left.",
+    ),
     click.option("--heads", type=Size(), help="Query heads.  [default: 32]"),
     click.option("--kv-heads", type=Size(), help="Key/value heads.  [default: 8]"),
     click.option("--head-dim", type=Size(), help="Size of a head of q and k.  [default: 128]"),
@@ -149,8 +155,8 @@ _OPTIONS = (
 )
 NAMES = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "window"),
-    *("layout", "packed", "documents", "order", "passes", "kernel", "objective", "whole"),
-    *("memory_limit", "group", "tp"),
+    *("seq_kv", "align", "layout", "packed", "documents", "order", "passes", "kernel"),
+    *("objective", "whole", "memory_limit", "group", "tp"),
 )
 
 

@@ -102,7 +102,7 @@ def make(operator: str, topo: str | None, options: dict) -> Request:
 
 _PROBLEM = (
     *("batch", "seq", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mask"),
-    *("layout", "window", "ahead"),
+    *("layout", "window", "ahead", "seq_kv", "align"),
 )
 
 

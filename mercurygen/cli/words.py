@@ -11,8 +11,9 @@ from mercurygen.ir.caller import INSIDE
 from mercurygen.ir.mesh import Link, Mesh
 from mercurygen.ir.problem import Problem, Sizes
 from mercurygen.schedule.directives import OrderTokens, Parallelize, Patch, Pin, Reshard
+from mercurygen.schedule.problem_text import show_problem
 from mercurygen.schedule.schedule import Schedule
-from mercurygen.schedule.text import body_lines, show_problem
+from mercurygen.schedule.text import body_lines
 
 if TYPE_CHECKING:
     from mercurygen.emit.callsites import Summary
@@ -60,17 +61,25 @@ def problem(problem: Problem | Sizes) -> str:
         layout = f" in {count}, the longest of {longest}"
     return (
         f"{mask(problem)}, {plural(problem.heads, 'query head')}, {problem.kv_heads} key/value, "
-        f"head size {size}, {problem.dtype}, batch {problem.batch}, {problem.seq} tokens"
+        f"head size {size}, {problem.dtype}, batch {problem.batch}, {_tokens(problem)}"
         f"{layout}"
     )
 
 
+def _tokens(problem: Problem) -> str:
+    """How long the sequence is, or the two are."""
+    if problem.seq_kv is None:
+        return f"{problem.seq} tokens"
+    return f"{problem.seq} queries, {problem.seq_kv} keys"
+
+
 def mask(problem: Problem) -> str:
     """The mask: what a query sees."""
+    align = f" ({problem.align})" if problem.align else ""
     if problem.mask != "window":
-        return problem.mask
+        return problem.mask + align
     ahead = f" and {problem.ahead} after it" if problem.ahead else ""
-    return f"window of {problem.window} keys up to a query{ahead}"
+    return f"window of {problem.window} keys up to a query{ahead}{align}"
 
 
 def place(links: Sequence[Link]) -> str:

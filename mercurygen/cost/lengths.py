@@ -280,6 +280,7 @@ class _Runs(dict[int, int]):
     def __init__(self, domain: Liveness, by_rows: bool) -> None:
         super().__init__()
         self.domain, self.by_rows = domain, by_rows
+        self.side = domain.rows if by_rows else domain.columns
         self.lists: list[tuple[int, ...]] = []
         self.tokens: list[int] = []
         self._numbers: dict[tuple[int, ...], int] = {}
@@ -298,7 +299,7 @@ class _Runs(dict[int, int]):
         found = self._numbers.setdefault(atoms, len(self.lists))
         if found == len(self.lists):
             self.lists.append(atoms)
-            self.tokens.append(self.domain.tokens(atoms))
+            self.tokens.append(self.side.tokens(atoms))
         return found
 
     def __missing__(self, pair: int) -> int:

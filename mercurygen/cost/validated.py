@@ -30,6 +30,8 @@ def outside(problem: Problem | Sizes, gpu: str | None, ranks: int) -> str:
             value = getattr(problem, name)
             if not least <= value <= most:
                 found.append(f"{name} {value} ({least} to {most})")
+    if problem.seq_kv is not None:
+        found.append("keys that are not the queries'")
     if problem.documents:
         found.append("packed documents")
     if problem.dtype not in DTYPES:

@@ -131,7 +131,7 @@ class Run:
         assert self.mask_axes is not None
         row = self.position(self.mask_axes[0], rows)[..., None]
         column = self.position(self.mask_axes[1], columns)
-        lag = row - column
+        lag = row - column + (self.mask.offset if self.mask is not None else 0)
         live = torch.ones_like(lag, dtype=torch.bool)
         match self.mask:
             case Domain("causal"):

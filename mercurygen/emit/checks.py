@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import lcm, prod
 
-from mercurygen.emit import border, held, masks, outside, ring_kinds, windows
+from mercurygen.emit import border, held, masks, outside, ring_kinds
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import runs_of_chunk
 from mercurygen.ir.caller import PACKED, exchanged
@@ -42,6 +42,12 @@ def split_of(plan: Plan, axis: str, both: Both | None = None) -> int:
     return lcm(ways, split_of(both.backward, axis)) if both else ways
 
 
+def seqs(plan: Plan, typed: str = "") -> str:
+    """Arguments, or parameters of a type, that say how long all is."""
+    names = ["seq", *(["seq_kv"] * (plan.program.align is not None))]
+    return ", ".join(name + typed for name in names)
+
+
 def check(plan: Plan, both: Both | None, layout: str) -> str:
     """`_autocast`, and `_check`: refusals, first of what all ranks see alike.
 
@@ -54,8 +60,8 @@ def check(plan: Plan, both: Both | None, layout: str) -> str:
     lines = [
         f"{_AUTOCAST}def _check(q: Tensor, k: Tensor, v: Tensor, "
         f"{'cu_seqlens: Tensor, ' if layout == PACKED else ''}"
-        f"mesh: {'DeviceMesh' if mesh.dims else 'None'}, seq: int | None"
-        f"{windows.parameter(plan)}) -> None:",
+        f"mesh: {'DeviceMesh' if mesh.dims else 'None'}, {seqs(plan, ': int | None')}"
+        f"{', window: tuple[int, int]' if plan.program.mask == 'window' else ''}) -> None:",
         '    """Refuse what this schedule cannot do; facts that all ranks share come first."""',
     ]
     lines.append(_CHECK_MESH if mesh.dims else _CHECK_NO_MESH)
@@ -178,6 +184,11 @@ def _check_tensors(plan: Plan, layout: str) -> str:
             '        full = f"parts of a q {q_sizes}, k {k_sizes}, v {v_sizes}"',
             '        raise ValueError(f"{shapes} are {full}: must agree in B and N")',
         ]
+    elif plan.program.align is not None:
+        lines += [
+            f"    if q.shape[{b}] != k.shape[{b}]:",
+            '        raise ValueError(f"{shapes}: must agree in B")',
+        ]
     elif same != both:
         whole, cut = ("q", "k") if tokens["q"] == "N" else ("k", "q")
         words = "q must" if whole == "q" else "k and v must"
@@ -248,6 +259,8 @@ def _check_sizes(plan: Plan, both: Both | None, layout: str) -> list[str]:
             f"    if q.shape[{b}] % {batch}:",
             f'        raise ValueError(f"{{shapes}}: B must be a multiple of {batch}")',
         ]
+    if plan.program.align is not None:
+        return [*lines, *_check_both(plan, f"shape[{s}]")]
     world = "WORLD_SIZE" if plan.program.mesh.dims else "1"
     cut = next((x for x in "qk" if not held.whole(plan.program, x)), None)
     at = f"shape[{s}]"
@@ -272,4 +285,26 @@ def _check_sizes(plan: Plan, both: Both | None, layout: str) -> list[str]:
         f"    if seq is not None and {total} != seq:",
         f'        raise ValueError(f"{{shapes}}: S is not that of a sequence of {{seq}}{where}")',
     ]
+    return lines
+
+
+def _check_both(plan: Plan, at: str) -> list[str]:
+    """Whether queries, and keys, are as many as the schedule takes, and as are said to be."""
+    chunks, lines = local_multiple(plan), []
+    for name, seq in (("q", "seq"), ("k", "seq_kv")):
+        whole, letter = held.whole(plan.program, name), held.length(plan, name)
+        multiple = global_multiple(plan) if whole else chunks
+        if multiple > 1:
+            must = "even, two chunks of tokens" if multiple == 2 else f"a multiple of {multiple}"
+            lines += [
+                f"    if {name}.{at} % {multiple}:",
+                f'        raise ValueError(f"{{shapes}}: {letter} must be {must}")',
+            ]
+        cut = plan.program.mesh.dims and not whole
+        total = f"{name}.{at} * WORLD_SIZE" if cut else f"{name}.{at}"
+        where = " on {WORLD_SIZE} ranks" if cut else ""
+        lines += [
+            f"    if {seq} is not None and {total} != {seq}:",
+            f'        raise ValueError(f"{{shapes}}: {letter} is not that of {{{seq}}}{where}")',
+        ]
     return lines

@@ -55,7 +55,7 @@ class Both:
 def apply(both: Both, layout: str) -> list[str]:
     """Lines of the public function that call it; layout: of the caller's tensors."""
     more = ["return_lse"] if both.asks else []
-    window = ["window"] if both.plan.program.mask == "window" else []
+    window = ["window"] if both.plan.program.banded else []
     given = ", ".join(["q, k, v", *both.borders, *both.groups, "scale", *window, *more])
     return [
         f"out, lse = {NAME}.apply({given})",
@@ -69,7 +69,8 @@ def function(both: Both, backward: list[str]) -> str:
     groups = [f"{name}: list[int]" for name in both.borders]
     groups += [f"{name}: dist.ProcessGroup" for name in both.groups]
     more = ["return_lse: bool"] if both.asks else []
-    scale = ["scale: float", *(["window: tuple[int, int]"] * bool(windows.argument(both.plan)))]
+    window = windows.parameter(both.plan).removeprefix(", ")
+    scale = ["scale: float", *([window] if window else [])]
     given = ", ".join(["ctx: Any", "q: Tensor", "k: Tensor", "v: Tensor", *groups, *scale, *more])
     q, out, lse = (held.length(both.plan, name) for name in ("q", "out", "lse"))
     k = held.length(both.plan, "k")
@@ -139,7 +140,7 @@ def _used(both: Both) -> list[str]:
 def _backward(both: Both) -> list[str]:
     """The backward's lines."""
     groups = _used(both)
-    window = both.plan.program.mask == "window"
+    window = both.plan.program.banded
     given = ["ctx.scale", *(["ctx.window"] * window)]
     names = ["scale", *(["window"] * window)]
     if groups:
@@ -230,8 +231,7 @@ def kernel(plan: Plan) -> list[str]:
     if plan.program.kernel == TRITON:
         moving = any(loop.outputs for loop in plan.nest.loops)
         return [kernels.backward(plan.program.kernel_options), *(add if moving else [])]
-    kinds = {"window": "window_block_backward"}
-    block = kinds.get(plan.program.mask, "block_backward")
+    block = "window_block_backward" if plan.program.banded else "block_backward"
     block = render("packed_block_backward" if plan.program.documents else block)
     return [block, *(add if plan.nest.begin != "only" else [])]
 

@@ -57,7 +57,7 @@ def functions(plan: Plan) -> list[str]:
     form = need_form(plan)
     if form == "whole":
         return [render("fetch_whole")]
-    window = plan.program.mask == "window"
+    window = plan.program.banded
     cuts = form not in ("before", "after")  # there all of a tile is read, or nothing
     rows = rows_are_cut(plan)
     fetch = render(
@@ -224,7 +224,7 @@ def asked(
         tokens: of a whole tile.
         whole: dimensions beside the ring of which all ranks' rows are meant.
     """
-    if plan.program.mask == "window":
+    if plan.program.banded:
         if need_form(plan) == "stripes":
             return f"{reader}, {owner}, {tokens}, window"
         count = _chunk_count(plan)
@@ -254,8 +254,10 @@ def _chunks_of(plan: Plan, reader: str, owner: str, whole: tuple[str, ...]) -> l
 
     def held(axis: str) -> str:
         """Those along one axis."""
-        own = (dim for dim in program.parallel_dims(axis) if dim not in whole)
-        at = {dim: f"[{variable(dim)}.rank()]" for dim in own}
-        return _chunks_at(plan, {**at, walk.dim: f"[{place[axis]}]"})
+        split = program.parallel_dims(axis)
+        at = {dim: f"[{variable(dim)}.rank()]" for dim in split if dim not in whole}
+        if axis == loop.axis or walk.dim in split:  # else every rank along it has all of them
+            at[walk.dim] = f"[{place[axis]}]"
+        return _chunks_at(plan, at)
 
     return [held(axis) for axis in program.mask_axes]

@@ -6,6 +6,7 @@ from textwrap import wrap
 
 from mercurygen.emit import (
     border,
+    checks,
     differentiable,
     held,
     nest,
@@ -28,6 +29,10 @@ _OPAQUE = """\
 _CU_SEQLENS = """\
         cu_seqlens: [documents + 1], int32 or int64, on the CPU, the same on all ranks: where in
             the whole sequence each document begins, and the end.""".split("\n")
+_WINDOW_APART = [
+    "        window: keys before and after the one that a query stands at that it sees; the same",
+    "            on all ranks. Transfers are as long as it makes them.",
+]
 _WINDOW = [
     "        window: keys before and after itself that a query sees, as in flash-attention; the",
     "            same on all ranks. Transfers are as long as it makes them.",
@@ -50,25 +55,23 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
     rows = outside.shape(layout, *held.sizes(plan.program, "out"))
     rows += ", a view," if exchanged(layout) else ""
     window = plan.program.mask == "window"
-    letter = "S" if held.sliced(plan.program) else "N"
-    seq = f"length of the whole sequence: {letter} is checked against it if given"
     packed = bool(plan.program.documents)
     given_documents, more = ("cu_seqlens: Tensor, ", "cu_seqlens, ") if packed else ("", "")
     lines = [
         f"{_OPAQUE if both and mesh.dims else ''}"
         f"def attention(q: Tensor, k: Tensor, v: Tensor, {given_documents}{signature}, *, "
         f"scale: float | None = None, {'window: tuple[int, int] = WINDOW, ' if window else ''}"
-        "seq: int | None = None, return_lse: bool = False,"
+        f"{checks.seqs(plan, ': int | None = None')}, return_lse: bool = False,"
         ") -> Tensor | tuple[Tensor, Tensor]:",
-        f'    """Attend over the whole sequence{_PROMISE if both else _NO_PROMISE}',
+        f'    """{_what(plan)}{_PROMISE if both else _NO_PROMISE}',
         "",
         "    Args:",
         *inputs,
         *(_CU_SEQLENS if packed else []),
         *wrap(f"mesh: {what}.", 98, initial_indent=" " * 8, subsequent_indent=" " * 12),
         "        scale: softmax scale; 1 / sqrt(D) if None.",
-        *(_WINDOW if window else []),
-        f"        seq: {seq}.",
+        *((_WINDOW if plan.program.align is None else _WINDOW_APART) if window else []),
+        *_seq_words(plan),
         f"        return_lse: also return the log-sum-exp of the scores{_LSE if both else ''}; "
         "the same on all ranks.",
         "",
@@ -82,14 +85,41 @@ def function(plan: Plan, both: Both | None = None, layout: str = INSIDE) -> str:
         *([] if both else ["        RuntimeError: a gradient would be needed."]),
         '    """',
         "    q, k, v = _autocast(q, k, v)",
-        f"    _check(q, k, v, {more}mesh, seq{windows.argument(plan)})",
+        f"    _check(q, k, v, {more}mesh, {checks.seqs(plan)}{', window' if window else ''})",
         *(f"    {line}" for line in outside.into(layout)),
+        *windows.placed(plan, _in_all(plan, "q"), _in_all(plan, "k")),
         "    scale = q.shape[3] ** -0.5 if scale is None else scale",
         *(["    borders = _borders(cu_seqlens)"] if packed else []),
     ]
     work = differentiable.apply(both, layout) if both else _work(plan, layout)
     body = [*_groups(plan), *work]
     return "\n".join([*lines, *(f"    {line}" if line else "" for line in body)])
+
+
+def _what(plan: Plan) -> str:
+    """What the function does."""
+    if plan.program.align is None:
+        return "Attend over the whole sequence"
+    return "Attend to the keys of another sequence"
+
+
+def _seq_words(plan: Plan) -> list[str]:
+    """What the docstring says of lengths that are only checked."""
+    if plan.program.align is None:
+        letter = "S" if held.sliced(plan.program) else "N"
+        return [
+            f"        seq: length of the whole sequence: {letter} is checked against it if given."
+        ]
+    return [
+        "        seq: how many queries there are in all: S is checked against it if given.",
+        "        seq_kv: how many keys: T is checked likewise.",
+    ]
+
+
+def _in_all(plan: Plan, name: str) -> str:
+    """The tokens that a tensor has over all ranks."""
+    one = held.whole(plan.program, name) or not plan.program.mesh.dims
+    return f"{name}.shape[1]{'' if one else ' * WORLD_SIZE'}"
 
 
 def _lse(plan: Plan, layout: str) -> str:

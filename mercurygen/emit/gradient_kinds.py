@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import ring_kinds
+from mercurygen.emit import ring_kinds, windows
 from mercurygen.emit.ring_kinds import ring_of
 from mercurygen.ir.kernel import TRITON
 from mercurygen.lower.plan import Gather, Plan
@@ -21,8 +21,8 @@ def not_emitted(plan: Plan) -> str | None:
     what = ring_kinds.not_emitted(plan)
     if what is not None:
         return what
-    if plan.program.mask == "window" and plan.program.kernel == TRITON:
-        return "a window in the Triton kernel"
+    if plan.program.banded and plan.program.kernel == TRITON:
+        return f"{windows.word(plan)} in the Triton kernel"
     if straight_back(plan):
         return None
     if any(loop.walks and loop.home != "relayed" for loop in loops):
@@ -48,7 +48,7 @@ def straight_back(plan: Plan) -> bool:
     Of a window: then all is of what is read of a tile only.
     """
     loops = [loop for loop in plan.nest.loops if loop.walks]
-    if plan.program.mask != "window" or len(loops) != 1 or plan.nest.reduces:
+    if not plan.program.banded or len(loops) != 1 or plan.nest.reduces:
         return False
     (loop,) = loops
     keys = loop.axis == plan.program.mask_axes[1] and len(loop.stages) == 1

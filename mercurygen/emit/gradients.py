@@ -6,7 +6,7 @@ inside it, and `_tile_gradients` for what is inside all of them.
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, kernels, masks, packed, walk, windows
+from mercurygen.emit import direct, held, kernels, masks, packed, walk, windows
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.gradient_kinds import straight_back
 from mercurygen.emit.levels import Level, Names, with_owner
@@ -105,9 +105,9 @@ def _borders(plan: Plan) -> list[str]:
 
 def _scale(plan: Plan, typed: bool = False) -> list[str]:
     """What every function is given last: the scale, and the window if there is one."""
-    window = plan.program.mask == "window"
+    window = plan.program.banded
     if typed:
-        return ["scale: float", *(["window: tuple[int, int]"] * window)]
+        return ["scale: float", *([f"window: {windows.kind(plan)}"] * window)]
     return ["scale", *(["window"] * window)]
 
 
@@ -199,7 +199,10 @@ def _listed(tensors: tuple[str, ...]) -> str:
 def _doc(names: Gradients, index: int) -> str:
     """What a level does."""
     if index == 0:
-        return "Gradients of q [B, s, h, D], k [B, s, k, D] and v [B, s, k, E], in their dtype."
+        t = held.inside(names.plan)
+        return (
+            f"Gradients of q [B, s, h, D], k [B, {t}, k, D] and v [B, {t}, k, E], in their dtype."
+        )
     stay, move = " and ".join(names.staying), " and ".join(names.moving)
     level = names.levels[index]
     if level.last:
@@ -323,7 +326,8 @@ def _blocks(names: Gradients, tensors: str) -> list[str]:
         visible = "_visible_here" if straight_back(plan) else "_visible"
         return [
             f"{ours} = {names.chunks(rows)}, {names.chunks(cols)}",
-            f"for rows, cols, {word} in {visible}({ours}, q.shape[1] // len({first})"
+            f"for rows, cols, {word} in {visible}({ours}"
+            f"{windows.sized(plan, f'q.shape[1] // len({first})')}"
             f"{windows.argument(plan)}):",
             f"    {added}",
         ]
@@ -338,11 +342,12 @@ def _blocks(names: Gradients, tensors: str) -> list[str]:
             f"if {owner} <= {me}:  # a later owner's tokens come after all of ours",
             *(f"    {line}" for line in added),
         ]
-    if plan.program.mask == "window":  # stripes
+    if plan.program.banded:  # stripes
         (added,) = kernels.added(plan, part, parts, kernels.CUT)
         return [
             *lines,
-            f"for rows, cols, band in _visible({me}, {owner}, q.shape[1], window):  # one at most",
+            f"for rows, cols, band in _visible({me}, {owner}{windows.sized(plan, 'q.shape[1]')}, "
+            "window):  # one at most",
             f"    {added}",
         ]
     tokens = ", q.shape[1]" if form == "halves" else ""

@@ -7,13 +7,12 @@ from itertools import groupby
 from math import prod
 from textwrap import wrap
 
-from mercurygen.emit import border, held, kept, moves, outside, pins
+from mercurygen.emit import apart, border, evenness, held, kept, moves, outside, pins
 from mercurygen.emit.checks import global_multiple, split_of
 from mercurygen.emit.differentiable import Both
 from mercurygen.emit.needed import cut_outside, need_form
 from mercurygen.emit.words import arrangement, called, mib, times
 from mercurygen.ir.caller import INSIDE, PACKED
-from mercurygen.ir.documents import busiest
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.mesh import cover
 from mercurygen.ir.program import Tensor
@@ -42,6 +41,7 @@ def docstring(schedule: Schedule, plan: Plan, both: Both | None = None) -> str:
         _traffic(schedule, both.backward, "What moves in its backward") if both else "",
         _memory(plan, both),
         _order(plan),
+        "\n".join(wrap(apart.stands(plan), WIDTH)),
         _shapes(plan),
         _outside(schedule.problem.layout, plan, both),
     ]
@@ -53,10 +53,13 @@ def _title(schedule: Schedule) -> str:
     kind = "multi-head" if problem.heads == problem.kv_heads else "grouped-query"
     kind = "multi-query" if problem.kv_heads == 1 < problem.heads else kind
     packed = " of packed documents" if problem.documents else ""
+    kind += " cross" if problem.seq_kv is not None else ""
     if problem.mask != "window":
         return f"{'Causal' if problem.mask == 'causal' else 'Full'} {kind} attention{packed}"
     ahead = f", {problem.ahead} after it" if problem.ahead else ""
     seen = f"a query sees itself, {problem.window - 1} keys before{ahead}"
+    if problem.seq_kv is not None:
+        seen = f"{problem.window - 1} keys before, {problem.ahead} after"
     return f"Windowed {kind} attention ({seen})"
 
 
@@ -64,6 +67,8 @@ def _holds(plan: Plan) -> str:
     """What the caller has on a rank."""
     if not held.sliced(plan.program):
         return pins.holds(plan)
+    if plan.program.align is not None:
+        return apart.holds(plan)
     names = held.all_whole(plan)
     inputs = tuple(name for name in ("q", "k", "v") if name in names)
     if not names:
@@ -247,7 +252,8 @@ def _memory(plan: Plan, both: Both | None = None) -> str:
     inputs = sum(plan.held_bytes(tensor.name) for tensor in plan.program.inputs)
     multiple = global_multiple(plan)
     split, grouped, batch = (split_of(plan, axis, both) for axis in ("H", "G", "B"))
-    needs = [f"the whole sequence a multiple of {multiple}"] if multiple > 1 else []
+    long = "the whole sequence" if plan.program.align is None else "each sequence"
+    needs = [f"{long} a multiple of {multiple}"] if multiple > 1 else []
     needs += [f"B of {batch}"] if batch > 1 else []
     needs += [f"K of {split}"] if split > 1 else []
     needs.append(f"H of {grouped} K" if grouped > 1 else "H of K")
@@ -274,10 +280,12 @@ def _order(plan: Plan) -> str:
         return ""
     if not held.sliced(plan.program):
         return "\n".join(wrap(pins.order(plan), WIDTH))
+    if plan.program.align is not None:
+        return "\n".join(wrap(apart.order(order, ranks), WIDTH))
     if order.kind == "contiguous":
         text = f"Contiguous: the sequence is cut into {ranks} chunks and rank r owns chunk r."
         if plan.program.documents:
-            text += _evenness(plan)
+            text += evenness.of_documents(plan)
         elif plan.program.mask == "causal" and plan.row_dims:
             text += " Under the causal mask the last ranks have the most to do."
         if plan.program.mask == "window" and plan.row_dims:
@@ -293,7 +301,7 @@ def _order(plan: Plan) -> str:
         f"{2 * ranks} chunks and rank r owns chunks r and {2 * ranks - 1} - r."
     )
     if plan.program.documents:
-        text += _evenness(plan)
+        text += evenness.of_documents(plan)
     elif plan.program.mask == "causal" and plan.row_dims:
         text += (
             " What a rank works on then has an early and a late half, so that under the "
@@ -302,44 +310,30 @@ def _order(plan: Plan) -> str:
     return "\n".join(wrap(text, WIDTH))
 
 
-def _evenness(plan: Plan) -> str:
-    """How even the work of the ranks is, of the documents of the schedule."""
-    program, ranks = plan.program, plan.program.mesh.size
-    if not plan.row_dims:
-        return " Every rank works on all documents, with heads of its own."
-    causal, found = program.mask == "causal", []
-    for zigzag in (True, False):
-        if sum(program.documents) % (2 * ranks if zigzag else ranks) == 0:
-            most, mean = busiest(program.documents, ranks, zigzag, causal)
-            found.append(f"{most / mean:.3g} times the mean {'zigzag' if zigzag else 'contiguous'}")
-    return (
-        f" Of the documents above the busiest rank has {' and '.join(found)}, in pairs of queries "
-        "and keys; `imbalance` says it of others."
-    )
-
-
 def _shapes(plan: Plan) -> str:
     mesh = plan.program.mesh
     if not held.sliced(plan.program):
         return "\n".join(wrap(pins.sizes(plan), WIDTH))
-    slice_ = "its slice of the sequence" if mesh.dims else "the sequence"
+    slice_ = "S its slice of the sequence" if mesh.dims else "S the sequence"
     slice_ += ", N the whole sequence" if held.all_whole(plan) else ""
+    slice_ = slice_ if plan.program.align is None else apart.slices(plan)
     text = (
-        f"Shapes on one rank: B batch, S {slice_}, H heads, K key/value heads, "
+        f"Shapes on one rank: B batch, {slice_}, H heads, K key/value heads, "
         "D head size of q and k, E of v and out"
     )
     split, grouped, batch = (split_of(plan, axis) for axis in ("H", "G", "B"))
     longer = prod(mesh.extent(swap.dim) for swap in plan.before if "q" in swap.tensors)
     if split == longer > 1 and grouped == batch == 1:
         text += f"; after the all-to-all h = H / {split} and k = K / {split} heads"
-        text += f" of s = {split} S tokens"
+        text += f" of s = {split} S tokens{apart.tokens(plan, split)}"
     elif split * grouped * batch > 1:
         heads = [f"b = B / {batch}"] if batch > 1 else []
         heads += [f"h = H / {split * grouped}"] if split * grouped > 1 else ["h = H"]
         heads += [f"k = K / {split}"] if split > 1 else ["k = K"]
         text += f"; in the body {', '.join(heads)}, s = {f'{longer} S' if longer > 1 else 'S'}"
+        text += apart.tokens(plan, longer)
     elif plan.nest.stages:
-        text += "; in the body s = S, h = H, k = K"
+        text += f"; in the body s = S{apart.tokens(plan, 1)}, h = H, k = K"
     return "\n".join(wrap(text + ".", WIDTH))
 
 

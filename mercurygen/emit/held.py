@@ -54,7 +54,7 @@ def sizes(program: Program, name: str) -> list[str]:
     """`B / 2`, `N / 4`, ...: what a rank has of the whole sizes; slices: `B`, `S`, ..."""
     tensor = program.tensor(name)
     if sliced(program):
-        letter = "N" if whole(program, name) else "S"
+        letter = _letter(program, name)
         return [each.replace("N", letter) for each in LETTERS[name]]
     shares = [ways(program, tensor, dim[0]) for dim in tensor.dims]
     return [f"{x} / {n}" if n > 1 else x for x, n in zip(LETTERS[name], shares, strict=True)]
@@ -76,8 +76,21 @@ def all_whole(plan: Plan) -> tuple[str, ...]:
 
 
 def length(plan: Plan, name: str) -> str:
-    """The letter for the tokens of a tensor on a rank: S, or N of the whole sequence."""
-    return "N" if whole(plan.program, name) else "S"
+    """The letter for the tokens of a tensor on a rank: S, or N of the whole sequence.
+
+    Of keys that are a sequence of their own T, or M.
+    """
+    return _letter(plan.program, name)
+
+
+def _letter(program: Program, name: str) -> str:
+    own = program.align is not None and name in ("k", "v")
+    return ("SN", "TM")[own][whole(program, name)]
+
+
+def inside(plan: Plan) -> str:
+    """The letter for the tokens of keys and values in the body: s, as of queries, or their own."""
+    return "s" if plan.program.align is None else "t"
 
 
 def listed(names: tuple[str, ...], last: str = "and") -> str:

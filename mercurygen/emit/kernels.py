@@ -17,7 +17,7 @@ CUT = "cut"  # a block of which the loop around it says whether the mask cuts it
 
 def mask_word(plan: Plan) -> str:
     """What says of a block how the mask cuts it: the last argument of its call."""
-    if plan.program.mask == "window":
+    if plan.program.banded:
         return "band"
     return "ahead" if plan.program.kernel == TRITON else "causal"
 
@@ -29,7 +29,7 @@ def mask_argument(plan: Plan, causal: bool | str) -> str:
     if causal == CUT:
         return word
     if word == "band":
-        step = plan.atoms.domain.count // len(plan.rows(plan.program.mesh.coordinate(0)))
+        step = plan.atoms.domain.rows.count // len(plan.rows(plan.program.mesh.coordinate(0)))
         own = "(-window[0], window[1])"
         if plan.atoms.striped and step > 1:  # tokens from one to the next of a rank
             own = f"(-(window[0] // {step}), window[1] // {step})"
@@ -110,12 +110,30 @@ def added(
     return [f"share = {block}", f"_add(({into}), share)"] if apart else [f"_add(({into}), {block})"]
 
 
-def alone(plan: Plan) -> str:
+def whole_mask(plan: Plan, offset: int) -> str:
+    """That argument in the self-check, of all queries and keys on one device.
+
+    Args:
+        plan: of the module.
+        offset: the key that the first query stands at.
+    """
+    if not plan.program.banded:
+        return mask_argument(plan, plan.program.mask != "full")
+    low, high = "None", str(offset)
+    if plan.program.mask == "window":
+        low, high = "-_TRIED[0]", "_TRIED[1]"
+        if offset:
+            low, high = f"{offset} - _TRIED[0]", f"{offset} + _TRIED[1]"
+    return f"band=({low}, {high})"
+
+
+def alone(plan: Plan, offset: int) -> str:
     """Lines of the self-check: out and gradients of one block, in the dtype of the inputs."""
     causal = plan.program.mask != "full"
     if mask_word(plan) == "band":
+        band = whole_mask(plan, offset).removeprefix("band=")
         lines = [
-            "scale, band = q.shape[3] ** -0.5, (-_TRIED[0], _TRIED[1])",
+            f"scale, band = q.shape[3] ** -0.5, {band}",
             "alone, lse = _block_forward(q, k, v, scale, band)",
             "grads = _block_backward(grad_out, q, k, v, alone, lse, scale, band)",
         ]
@@ -140,7 +158,7 @@ def alone(plan: Plan) -> str:
 
 def block(plan: Plan) -> str:
     """`_block_forward` around torch's kernel."""
-    if plan.program.mask == "window":
+    if plan.program.banded:
         return "\n\n\n".join([render("window_block"), render("window_band")])
     return render("block")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mercurygen.emit import kernels, windows
-from mercurygen.emit.loops import part_counts
+from mercurygen.emit.loops import every_chunk, part_counts
 from mercurygen.emit.needed import may_be_empty, rows_are_cut
 from mercurygen.emit.words import letters, variable
 from mercurygen.ir.kernel import TRITON
@@ -132,6 +132,8 @@ class Names:
 
     def chunks(self, axis: str, **other: str) -> str:
         """The chunks of a tile's tokens along an axis of the mask, as the text has them."""
+        if not self.program.order.dims:
+            return every_chunk(self.plan)
         held = []
         for dim in self.program.order.dims:
             if dim in other:

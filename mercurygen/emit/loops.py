@@ -47,6 +47,12 @@ def column_parts(plan: Plan) -> int:
     return plan.atoms.parts("S_kv")
 
 
+def every_chunk(plan: Plan) -> str:
+    """The numbers of all chunks, where one rank has them."""
+    runs = runs_of_chunk(plan)
+    return f"list(range({runs}))" if runs > 1 else "[0]"
+
+
 def runs_of_chunk(plan: Plan) -> int:
     """Equal runs that a chunk of the token order is cut into, so that parts are whole ones."""
     return lcm(*(plan.atoms.parts(axis) for axis in plan.program.mask_axes))

@@ -33,7 +33,7 @@ def mask_form(plan: Plan) -> Form:
     whole = plan.nest.begin == "only" and not any(loop.outputs for loop in plan.nest.loops)
     if plan.program.mask == "full" or whole:
         return "all"
-    if plan.program.mask == "window":
+    if plan.program.banded:
         alone = set(plan.nest.walks) == set(plan.row_dims) and len(plan.row_dims) == 1
         return "stripes" if plan.atoms.striped and alone else "chunks"
     ours = plan.nest.begin == "first" or plan.program.operator != ATTENTION[0]
@@ -50,7 +50,7 @@ def mask_form(plan: Plan) -> Form:
 def _holds(plan: Plan, form: str, slots: list[tuple[int, ...]]) -> bool:
     return all(
         visible(plan.atoms.domain, plan.program.kernel, rows, cols)
-        == _closed_form(form, me, owner, plan.atoms.domain.tokens(rows))
+        == _closed_form(form, me, owner, plan.atoms.domain.rows.tokens(rows))
         for me, rows in enumerate(slots)
         for owner, cols in enumerate(slots)
         if me != owner or plan.nest.begin != "first"
@@ -77,7 +77,7 @@ def visible_functions(plan: Plan) -> list[str]:
     form = mask_form(plan)
     if form == "documents":
         return packed.functions(plan)
-    if plan.program.mask == "window":
+    if plan.program.banded:
         texts = windows.visible(plan, form)
         listed = form == "chunks" or need_form(plan) == "chunks"
         texts += [chunks(plan)] if listed and plan.program.order.dims else []

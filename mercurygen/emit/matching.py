@@ -79,7 +79,7 @@ class Matching:
                 ):
                     self.sources[target] = (source, self.contents[source])
                     if isinstance(event, Cut) and self.of_tokens(event):
-                        self.taken[target] = event.cuts  # a front of a tile
+                        self.taken[target] = event.indices  # a front of a tile
                     elif isinstance(event, Pack | Cut) and source in self.trace.inputs.values():
                         self.picked[target] = event
                 case Fill(outputs):
@@ -163,7 +163,7 @@ class Matching:
             return False
         (view,) = storage.picks
         want = [(0, size) for size in view.base]
-        want[1] = self.tokens(axis, start, stop)
+        want[1] = start, stop
         return list(view.cuts) == want
 
     def picks(self, what: str, number: int, storage: Storage) -> None:
@@ -195,10 +195,17 @@ class Matching:
         if want != have:
             raise Complaint(f"{what}: the plan has {want} of {name}, the text {have}")
 
-    def tokens(self, axis: str, start: int, stop: int) -> tuple[int, int]:
-        """A run of a buffer's atoms in indices: it begins with the first of their widths."""
-        length, first = self.plan.atoms.length, tuple(range(stop))
-        return (length(axis, first[:start]), length(axis, first)) if stop else (0, 0)
+    def tokens(self, name: str, number: int, axis: str, start: int, stop: int) -> tuple[int, int]:
+        """A run of a buffer's atoms in indices.
+
+        Of a buffer of which the plan does not say what it is of, atoms count from the first of the
+        axis: equal runs of them have as many tokens anywhere.
+        """
+        length, region = self.plan.atoms.length, self.trace.regions.get(number)
+        atoms = tuple(range(stop))
+        if region is not None:
+            atoms = region[self.program.tensor(name).axes.index(axis)]
+        return length(axis, atoms[:start]), length(axis, atoms[:stop])
 
     def indices(self, axis: str, start: int, stop: int, count: int) -> tuple[int, int]:
         """Some of `count` equal parts of an axis of a whole dimension of a tensor."""

@@ -263,10 +263,13 @@ def _layout(plan: Plan, both: Both | None, placed: bool = False) -> Section:
         given = "mesh: DeviceMesh" if mesh.dims else "mesh: None = None"
         labels = [render("labels", mesh=given, ranks=mesh.size > 1)]
     if not mesh.dims:
-        return "layout: one rank owns all tokens", [render("single"), *labels]
+        more = ", ".join(["None"] * (1 if plan.program.align is None else 2))
+        more += ", WINDOW" if plan.program.mask == "window" else ""
+        return "layout: one rank owns all tokens", [render("single", more=more), *labels]
     multiple, ends = checks.global_multiple(plan), plan.program.mask != "full"
     values = {"world": mesh.size, "multiple": multiple}
-    values["backward"] = documents or (ends and not plan.program.ahead)
+    alone = plan.program.align is None  # the end of one sequence is no end of the other
+    values["backward"] = documents or (ends and not plan.program.ahead and alone)
     values["chunks"] = order.chunks(mesh)
     values["whole"] = held.listed(held.all_whole(plan)) if held.all_whole(plan) else ""
     values |= {kind: order.kind == kind for kind in ("zigzag", "striped")}

@@ -41,7 +41,7 @@ def need_form(plan: Plan) -> Need:
     window, all of a stripe or none.
     """
     asked = _all_asked(plan)
-    if plan.program.mask == "window":
+    if plan.program.banded:
         if not any(loop.direct for loop in plan.nest.loops):
             return "whole"
         return "stripes" if plan.atoms.striped else "chunks"
@@ -60,7 +60,7 @@ def need_form(plan: Plan) -> Need:
 @lru_cache(maxsize=256)
 def cut_loop(plan: Plan) -> Loop | None:
     """The loop of which direct rings bring only what the mask leaves: there is one at most."""
-    if plan.program.mask == "window":  # how much that is, the window says when it is run
+    if plan.program.banded:  # how much that is, the window says when it is run
         return next((loop for loop in plan.nest.loops if loop.direct), None)
     cut = (loop for loop in plan.nest.loops if any(x.tokens != x.of for x in _asked(plan, loop)))
     return next(cut, None)
@@ -74,7 +74,7 @@ def rows_are_cut(plan: Plan) -> bool:
 
 def may_be_empty(plan: Plan) -> bool:
     """Whether nothing at all may be read of a tile."""
-    return plan.program.mask == "window" or any(not x.tokens for x in _all_asked(plan))
+    return plan.program.banded or any(not x.tokens for x in _all_asked(plan))
 
 
 @lru_cache(maxsize=256)

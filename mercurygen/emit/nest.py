@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import direct, kernels, packed, results, ring_kinds, walk, windows
+from mercurygen.emit import direct, held, kernels, packed, results, ring_kinds, walk, windows
 from mercurygen.emit.border import runs_argument
 from mercurygen.emit.levels import partial
 from mercurygen.emit.loops import (
     column_parts,
+    every_chunk,
     leading,
     levels,
     part_counts,
-    runs_of_chunk,
     walking,
 )
 from mercurygen.emit.masks import LISTED, Form, mask_form
@@ -39,6 +39,8 @@ def needs_attend(plan: Plan) -> bool:
         return True
     if part_counts(plan):
         return plan.nest.begin != "only" or partial(plan)
+    if windows.apart(plan):
+        return True  # rows of other lengths than these may see no key
     if column_parts(plan) > 1:
         return True
     return bool(plan.nest.stages or plan.program.replicated)
@@ -63,14 +65,14 @@ def _rows_in_parts(plan: Plan) -> bool:
 
 def attend(plan: Plan) -> str:
     """`_attend`: the body on every tile that comes by."""
-    nest, form = plan.nest, mask_form(plan)
+    nest, form, own = plan.nest, mask_form(plan), held.inside(plan)
     groups = "".join(f", {variable(dim)}: dist.ProcessGroup" for dim in group_dims(plan))
     documents = ", borders: list[int]" if form == "documents" else ""
     lines = [
         f"def _attend(q: Tensor, k: Tensor, v: Tensor{documents}{groups}, scale: float"
         f"{windows.parameter(plan)}{', i: int' if _rows_in_parts(plan) else ''})"
         " -> tuple[Tensor, Tensor]:",
-        '    """q [B, s, h, D], k [B, s, k, D], v [B, s, k, E] '
+        f'    """q [B, s, h, D], k [B, {own}, k, D], v [B, {own}, k, E] '
         '-> out [B, s, h, E], lse [B, h, s]"""',
     ]
     fresh = part_counts(plan) or any("k" in swap.tensors for swap in plan.before)  # dense already
@@ -93,15 +95,16 @@ def attend(plan: Plan) -> str:
     begins = _first(plan, form) if nest.begin == "first" else _empty()
     lines += begins if not lines[-1].endswith('"""') else begins[1:]  # else after a blank line
     if form in LISTED:
-        held = ", ".join(
+        places = ", ".join(
             f"[{variable(dim)}.rank()]" if dim in plan.row_dims else f'range(MESH["{dim}"])'
             for dim in plan.program.order.dims
         )
-        mine = _all_chunks(plan, held)
+        mine = _all_chunks(plan, places)
         if "S_q" in part_counts(plan):
             mine = f"_run({mine}, i, {part_counts(plan)['S_q']})"
         lines.append(f"    mine = {mine}")
-        lines += ["    size = q.shape[1] // len(mine)"] if form == "chunks" else []
+        sized = form == "chunks" and not windows.apart(plan)
+        lines += ["    size = q.shape[1] // len(mine)"] if sized else []
     lines += _merges(plan, form)
     return "\n".join([*lines, *kernels.rounded(plan, _held(plan))])
 
@@ -175,10 +178,13 @@ def _merges(plan: Plan, form: Form) -> list[str]:
             "        if owner < me:  # a later owner's tokens come after all of ours",
             f"            {whole}",
         ]
-    if form == "stripes" and plan.program.mask == "window":
+    if form == "stripes" and plan.program.banded:
+        (dim,) = plan.row_dims
+        me = "me" if plan.nest.begin == "first" else f"{variable(dim)}.rank()"
         return [
             "    for owner, (keys, values) in tiles:",
-            "        for rows, cols, band in _visible(me, owner, q.shape[1], window):  # or none",
+            f"        for rows, cols, band in _visible({me}, owner"
+            f"{windows.sized(plan, 'q.shape[1]')}, window):  # or none",
             "            " + kernels.merged(plan, part, _CUT_TILES, kernels.CUT),
         ]
     if form in ("halves", "stripes"):
@@ -192,7 +198,7 @@ def _merges(plan: Plan, form: Form) -> list[str]:
     tiled = walking(plan) or column_parts(plan) > 1
     keys, values = ("keys", "values") if tiled else ("k", "v")
     tensors = f"q[:, rows], {keys}[:, cols], {values}[:, cols]"
-    here = plan.program.mask == "window" and need_form(plan) == "chunks"
+    here = plan.program.banded and need_form(plan) == "chunks"
     visible = "_visible_here" if here else "_visible"
     if form == "spaced":
         loop = [
@@ -202,7 +208,8 @@ def _merges(plan: Plan, form: Form) -> list[str]:
     else:
         loop = [
             f"for rows, cols, {kernels.mask_word(plan)} in "
-            f"{visible}(mine, {_tile_chunks(plan)}, size{windows.argument(plan)}):",
+            f"{visible}(mine, {_tile_chunks(plan)}{windows.sized(plan, 'size')}"
+            f"{windows.argument(plan)}):",
             f"    {kernels.merged(plan, part, tensors, kernels.CUT)}",
         ]
     if not tiled:
@@ -226,17 +233,17 @@ def _owner(plan: Plan) -> str:
 
 def _tile_chunks(plan: Plan) -> str:
     names = letters(plan.program.mesh.dims)
-    held = ", ".join(
+    places = ", ".join(
         f"[{names[dim]}]" if dim in plan.nest.walks else f'range(MESH["{dim}"])'
         for dim in plan.program.order.dims
     )
-    chunks = _all_chunks(plan, held)
+    chunks = _all_chunks(plan, places)
     count = column_parts(plan)
     return f"_run({chunks}, j, {count})" if count > 1 else chunks
 
 
-def _all_chunks(plan: Plan, held: str) -> str:
+def _all_chunks(plan: Plan, places: str) -> str:
     """The numbers of chunks that ranks at some places own."""
     if plan.program.order.dims:
-        return f"_chunks({held})"
-    return f"list(range({runs_of_chunk(plan)}))"
+        return f"_chunks({places})"
+    return every_chunk(plan)

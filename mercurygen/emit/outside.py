@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from mercurygen.emit import held
+from mercurygen.emit import held, windows
 from mercurygen.ir.caller import PACKED, arranged, exchanged
 from mercurygen.ir.program import Tensor
 from mercurygen.lower.events import Batch, Collective
@@ -23,6 +23,21 @@ _ANY_SIZE = {
     "bhsd": "batch, size[0], seq, size[1]",
     "sbhd": "seq, batch, *size",
 }
+_OWN_SIZE = {  # of two sequences, which are not equally long
+    "bshd": "batch, *size",
+    "bhsd": "batch, size[1], size[0], size[2]",
+    "sbhd": "size[0], batch, *size[1:]",
+}
+
+
+_PLACES = {
+    "told": "every = torch.arange(scores.shape[3], device=scores.device)",
+    "places": "every, every",
+}
+_OWN_PLACES = {
+    "told": "rows, cols = (torch.arange(n, device=scores.device) for n in scores.shape[2:])",
+    "places": "rows, cols",
+}
 
 
 def shape(layout: str, *sizes: str) -> str:
@@ -35,19 +50,36 @@ def sizes(layout: str, *each: object) -> str:
     return ", ".join(map(str, arranged(layout, each)))
 
 
-def reference(layout: str, rows: int, seq: int, heads: int, kv_heads: int) -> dict[str, object]:
-    """What the self-check's fixed texts need to know: sizes of its inputs, and how they lie."""
+def reference(
+    layout: str, rows: int, seq: int, heads: int, kv_heads: int, keys: int | None = None
+) -> dict[str, object]:
+    """What the self-check's fixed texts need to know: sizes of its inputs, and how they lie.
+
+    Args:
+        layout: of the caller.
+        rows: of the batch.
+        seq: queries.
+        heads, kv_heads: of q, and of k and v.
+        keys: as many, where they are a sequence of their own.
+    """
     pair, first, home = exchanged(layout), _TO_HEADS_FIRST[layout], _FROM_HEADS_FIRST[layout]
+    names, numbers = "batch, seq, heads, kv_heads", f"{rows}, {seq}, {heads}, {kv_heads}"
+    sized = "(heads, 40), (kv_heads, 40), (kv_heads, 24), (heads, 24)"
+    if keys is not None:
+        names, numbers = f"{names}, keys", f"{numbers}, {keys}"
+        sized = "(seq, heads, 40), (keys, kv_heads, 40), (keys, kv_heads, 24), (seq, heads, 24)"
     return {
-        "rows": rows,
+        **(_PLACES if keys is None else _OWN_PLACES),
+        "counts": f"{names} = {numbers}",
+        "sizes": sized,
         "shape": shape(layout, *"BSHE"),
         "back": f".transpose{pair}" if pair else "",
         "heads_first": first,
         "of_inputs": f"(x{first} for x in inputs)" if first else "inputs",
         "out": f"(scores.softmax(-1) @ v){home}" if home else "scores.softmax(-1) @ v",
-        "any_size": _ANY_SIZE[layout],
+        "any_size": (_ANY_SIZE if keys is None else _OWN_SIZE)[layout],
         **{
-            f"{name}_size": sizes(layout, rows, seq, count, size)
+            f"{name}_size": sizes(layout, rows, seq if name == "q" else keys or seq, count, size)
             for name, count, size in each(heads, kv_heads)
         },
     }
@@ -137,9 +169,15 @@ def constants(plan: Plan, layout: str) -> str:
         lines.append(
             f"WINDOW: tuple[int, int] = {pair}  # keys before and after itself that a query sees"
         )
+    if program.banded:
         lines.append(
             "Band = tuple[int | None, int | None]  # row i sees columns i + low to i + high"
         )
+    if windows.apart(plan):
+        lines += [
+            "# Keys before and after its number that a query sees; tokens of a chunk of q, of k.",
+            "Window = tuple[int, int, int, int]",
+        ]
     count = len(mesh.dims)
     if count:
         lines.append("# Of the sequence in storage order: unshard puts it into global order.")

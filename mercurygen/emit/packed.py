@@ -51,7 +51,7 @@ def _holds(plan: Plan, kind: str) -> bool:
     domain = replace(plan.atoms.domain, borders=())
     return all(
         visible(domain, plan.program.kernel, rows, cols)
-        == _left(kind, me, owner, domain.tokens(rows))
+        == _left(kind, me, owner, domain.rows.tokens(rows))
         for me, rows in enumerate(slots)
         for owner, cols in enumerate(slots)
         if me != owner

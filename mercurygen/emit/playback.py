@@ -147,6 +147,7 @@ class Playback(Matching):
     def part(
         self,
         name: str,
+        number: int,
         tensor: Tensor,
         cuts: Cuts,
         block: Block | None = None,
@@ -156,6 +157,7 @@ class Playback(Matching):
 
         Args:
             name: of the tensor.
+            number: of its buffer.
             tensor: what the text has.
             cuts: of its axes, in atoms; of an axis left out, all.
             block: of that part, which tokens.
@@ -169,7 +171,7 @@ class Playback(Matching):
                 at = declared.dimension(axis)
                 axes = declared.dims[at]
                 size = prod(given[each] for each in axes[axes.index(axis) + 1 :])
-                want[at] = tuple(size * n for n in self.tokens(axis, start, stop))
+                want[at] = tuple(size * n for n in self.tokens(name, number, axis, start, stop))
         sequence = self.program.sequence(declared)
         if block is not None and sequence:
             at = declared.dimension(sequence)
@@ -180,7 +182,7 @@ class Playback(Matching):
 
     def of_block(self, name: str, tensor: Tensor, operand: Operand, event: Kernel) -> None:
         """A part of a tensor of the operator: the operand's cuts, and in them the block."""
-        self.part(name, tensor, operand.cuts, event.block, event.extents)
+        self.part(name, operand.buffer, tensor, operand.cuts, event.block, event.extents)
 
     def block(self, values: dict[str, Any]) -> Kernel:
         """What a block reads: the plan's next call."""
@@ -284,7 +286,7 @@ class Playback(Matching):
         names = ("out", "lse")
         for name, number, tensor in zip(names, event.targets, pair, strict=True):
             self.bind(f"{name} of the merge", number, tensor.storage)
-            self.part(name, tensor, event.cuts)
+            self.part(name, number, tensor, event.cuts)
             tensor.storage.contents += 1
             self.contents[number] += 1
         for name, number, tensor in zip(names, event.sources, shares, strict=True):

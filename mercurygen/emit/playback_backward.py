@@ -51,14 +51,14 @@ class BackwardPlayback(Playback):
         """The dtype of a tensor of the operator."""
         return Dtype(self.plan.itemsize(self.program.tensor(name).dtype))
 
-    def part(self, name: str, tensor: Tensor, *more: Any) -> None:
+    def part(self, name: str, number: int, tensor: Tensor, *more: Any) -> None:
         """A part of a tensor; lse is a view of what crossed a border as [B, S, h, 1]."""
         if name == "lse" and tensor.cuts is None and tensor.turned:
             base, cuts = tensor.turned
             tensor = Tensor(
                 tensor.storage, tensor.shape, tensor.dtype, tensor.strides, False, cuts, base
             )
-        super().part(name, tensor, *more)
+        super().part(name, number, tensor, *more)
 
     def derive(self, values: dict[str, Any]) -> Tensor:
         """`_delta`."""
@@ -141,7 +141,7 @@ class BackwardPlayback(Playback):
         (source,), (target,) = event.sources, event.targets
         name = self.trace.buffers[target].label.split()[0]
         self.changed(f"{name} of the sum", target, total)
-        self.part(name, total, event.cuts)
+        self.part(name, target, total, event.cuts)
         self.bind(f"{name} that is added", source, share.storage)
         if share.storage.arriving or not share.whole:
             raise Complaint(f"adds a part of {name}, or before it arrived")

@@ -46,7 +46,7 @@ def weigh(value: Any) -> int:
         elif kind is str:
             weight += len(one) // 64
         elif kind is range:
-            weight += len(one) // 8
+            weight += len(one) // 64
         if weight + len(todo) > MOST_PARTS:
             raise Complaint(f"not understood: a value of more than {MOST_PARTS} parts")
     return weight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercurygen.emit import border, levels, masks, packed, results, ring_kinds
+from mercurygen.emit import border, held, levels, masks, packed, results, ring_kinds, windows
 from mercurygen.emit.loops import column_parts, part_counts
 from mercurygen.emit.needed import need_form
 from mercurygen.ir.kernel import TRITON
@@ -14,6 +14,8 @@ def not_emitted(plan: Plan) -> str | None:
     program = plan.program
     if program.operator != "attention":
         return f"operator {program.operator}"
+    if program.align is not None and not held.sliced(program):
+        return "two sequences that are held otherwise than in slices of both"
     if program.order.kind == "striped" and need_form(plan) not in ("whole", "stripes"):
         return "direct shifts of stripes of one token"
     what = packed.not_emitted(plan) or ring_kinds.not_emitted(plan) or _of_window(plan)
@@ -23,14 +25,14 @@ def not_emitted(plan: Plan) -> str | None:
 
 def _of_window(plan: Plan) -> str | None:
     """What of a plan with a window has no text yet."""
-    if plan.program.mask != "window":
+    if not plan.program.banded:
         return None
     if plan.program.kernel == TRITON:
-        return "a window in the Triton kernel"
+        return f"{windows.word(plan)} in the Triton kernel"
     if plan.program.order.kind == "striped" and masks.mask_form(plan) == "chunks":
-        return "stripes of one token that a window cuts token by token"
+        return f"stripes of one token that {windows.word(plan)} cuts token by token"
     if levels.partial(plan):
-        return "a window where partial results go home or are merged"
+        return f"{windows.word(plan)} where partial results go home or are merged"
     return None
 
 

@@ -51,7 +51,7 @@ def ring_of(plan: Plan, walk: Walk) -> Ring:
     both = ("even", "odd")[size % 2] if walk.both and size > 2 else ""
     cut = cut_outside(plan, walk.dim) and not walk.direct
     ahead = min(walk.ahead, len(walk.coming(size)))
-    short = plan.program.mask == "window" and (walk.direct or walk.steps is not None)
+    short = plan.program.banded and (walk.direct or walk.steps is not None)
     wide = _wide(plan, walk) or 1 if short and not walk.direct else 1
     lengths = walk.dim in uneven(plan)
     return Ring(walk.direct, both, walk.reverse, ahead, cut, lengths, short, wide)
@@ -66,21 +66,22 @@ def _wide(plan: Plan, walk: Walk) -> int | None:
 
 def not_emitted(plan: Plan) -> str | None:
     """Which ring of a window has no text yet."""
-    if plan.program.mask != "window":
+    if not plan.program.banded:
         return None
+    mask = windows.word(plan)
     for loop in plan.nest.loops:
         for walk in loop.walks if loop.tensors else ():
             ring = ring_of(plan, walk)
             if not ring.short:
                 continue
             if walk.steps == ():
-                return "a ring of a window in which no rank reads anything of another's"
+                return f"a ring of {mask} in which no rank reads anything of another's"
             if walk.direct and (len(loop.walks) > 1 or ring.ahead > 1):
-                return "a window where direct rings are nested, or fetch several tiles ahead"
+                return f"{mask} where direct rings are nested, or fetch several tiles ahead"
             if walk.direct and any(isinstance(stage, Gather) for stage in loop.walking):
-                return "a window where what a direct ring brings is gathered"
+                return f"{mask} where what a direct ring brings is gathered"
             if not walk.direct and not _counted(plan, loop, walk):
-                return "a window where a ring is short otherwise than by slabs of the sequence"
+                return f"{mask} where a ring is short otherwise than by slabs of the sequence"
     return None
 
 

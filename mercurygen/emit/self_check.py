@@ -20,15 +20,20 @@ def section(plan: Plan, both: Both | None, layout: str, placed: bool) -> tuple[s
     reference_text = "reference_gradients" if both else "reference"
     seq, heads = lcm(2 * multiple, 8), split * lcm(2, grouped)
     values = {"seq": seq, "heads": heads, "kv_heads": split, "batch": batch, "causal": causal}
-    values |= {"window": window, "tried": _tried_window(plan, seq)}
+    keys = seq if plan.program.align is None else 2 * seq  # no query is without any
+    offset = keys - seq if plan.program.align == "bottom-right" else 0
+    values |= {"window": window, "tried": _tried_window(plan, seq), "before": ""}
+    if offset:  # keys before the one that the first query stands at
+        values["before"] = f" - {offset}" if window else f" + {offset}"
+    values |= {"keys": keys if plan.program.align else None, "banded": plan.program.banded}
     values["given"] = ", window=_TRIED" if window else ""
-    tried = [render("tried", **values)] if window else []
+    tried = [render("tried", **values)] if plan.program.banded else []
     rows = batch if batch > 1 else 2
-    values["mask"] = kernels.mask_argument(plan, causal or window).replace("window", "_TRIED")
+    values["mask"] = kernels.whole_mask(plan, offset)
     values["wide"] = plan.program.kernel == TRITON
-    values["alone"] = kernels.alone(plan)
+    values["alone"] = kernels.alone(plan, offset)
     if not mesh.dims:
-        values |= outside.reference(layout, rows, seq, heads, split)
+        values |= outside.reference(layout, rows, seq, heads, split, values["keys"])
         reference = render(
             reference_text,
             mesh_type="None",
@@ -42,7 +47,7 @@ def section(plan: Plan, both: Both | None, layout: str, placed: bool) -> tuple[s
     if plan.program.documents:
         texts = packed.self_check(plan, seq, heads, split, train=both is not None)
         return heading, [*texts, render("self_check", blinds=True, placed=placed)]
-    values |= outside.reference(layout, rows, seq, heads, split)
+    values |= outside.reference(layout, rows, seq, heads, split, values["keys"])
     reference = render(reference_text, **where, **values)
     blind = _blind(plan, layout, values)
     check = render("self_check", blinds=bool(blind), placed=placed)
@@ -55,21 +60,22 @@ def _blind(plan: Plan, layout: str, values: dict[str, object]) -> list[str]:
     if held.whole(program, "k"):
         return []
     sliced = held.sliced(program)
-    slice_ = seq // program.mesh.size if sliced else seq
-    local = {t: seq if held.whole(program, t) else slice_ for t in "qk"}
+    parts = program.mesh.size if sliced else 1
+    lengths = ("q", seq), ("k", values["keys"] or seq)
+    local = {name: n if held.whole(program, name) else n // parts for name, n in lengths}
     kv_size = outside.sizes(layout, batch, local["k"], values["kv_heads"], 16)
     sizes = {"local": local["k"], "kv_size": kv_size}
     sizes["queries_size"] = outside.sizes(layout, batch, local["q"], values["heads"], 16)
-    causal, window = values["causal"], values["window"]
-    sizes["sees"] = _sees(seq, window) if causal or window else ""
-    sizes["all_seen"] = causal and local["q"] > local["k"]
+    causal, told = values["causal"], program.banded
+    sizes["sees"] = _sees(seq, told) if causal or told else ""
+    sizes["all_seen"] = causal and not told and local["q"] > local["k"]
     return [render("blind" if sliced else "blind_pinned", **values, **sizes)]
 
 
-def _sees(seq: int, window: bool) -> str:
+def _sees(seq: int, told: bool) -> str:
     """Whether a rank sees any of another's tokens, of as many ranks as there are owners."""
     first = "(owner == other).nonzero()"
-    if window:
+    if told:
         return f"bool(_sees(positions({seq}, mesh), {first}[:, 0]).any())"
     return f"bool(positions({seq}, mesh).max() >= {first}[0])"
 

@@ -17,6 +17,7 @@ from mercurygen.ir.layout import Interleaving, Order, interleaving
 from mercurygen.ir.liveness import Liveness
 from mercurygen.ir.problem import ATTENTION
 from mercurygen.ir.program import Program, Tensor
+from mercurygen.ir.sequence import Sequence, cut_at
 
 Region = tuple[tuple[int, ...], ...]  # per axis of a tensor its atoms, in storage order
 Coordinate = Mapping[str, int]
@@ -43,31 +44,51 @@ class Atoms:
             ways += [self._ways(dims) for (_, carried), dims in split.items() if carried == axis]
             found[axis] = lcm(*ways) * self.parts(axis)
         if program.mask_axes:
-            finer = lcm(*(self.parts(each) for each in program.mask_axes))
-            chunks = program.order.chunks(self.mesh) * finer
-            found |= dict.fromkeys(program.mask_axes, chunks * len(self._widths(chunks)))
+            found |= {axis: each.count for axis, each in self.sequences.items()}
         return {axis: found[axis] for axis in program.extents}
 
     def equal_parts(self, axis: str) -> int:
         """Parts of an axis that are alike: its extent has to be a multiple of their number."""
         if axis not in self.program.mask_axes:
             return self.count[axis]
-        return self.count[axis] // len(self.domain.widths)
+        return self._runs
 
-    def _widths(self, count: int) -> tuple[int, ...]:
-        """Widths of the atoms of one of so many equal runs: they end where a window's edge does.
+    @cached_property
+    def _runs(self) -> int:
+        """Equal runs of both sequences: chunks of the order, finer where tiles are looped over."""
+        finer = lcm(*(self.parts(each) for each in self.program.mask_axes))
+        return self.program.order.chunks(self.mesh) * finer
+
+    @cached_property
+    def sequences(self) -> dict[str, Sequence]:
+        """The mask's axes, cut into atoms that end where the edges of its band do.
 
         What rows from a run's first on see of the columns, and what sees columns up to its last,
-        begins and ends as far from the border of a run as the window is wide.
+        begins and ends as far from the border of a run as the band reaches.
         """
-        program = self.program
-        size = program.extent(program.mask_axes[0]) // count
-        if program.mask != "window" or self.striped or program.operator not in ATTENTION:
-            return (size,)
-        reach = program.window - 1, program.ahead
-        edges = {0, size, *(x % size for x in reach), *(-x % size for x in reach)}
-        ends = sorted(edges)
-        return tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+        program, runs, found = self.program, self._runs, {}
+        sizes = [program.extent(axis) // runs for axis in program.mask_axes]
+        for side, axis in enumerate(program.mask_axes):
+            widths = (sizes[side],)
+            if self.striped or not program.banded or program.operator not in ATTENTION:
+                count = runs
+            elif program.align is None:  # the edges are as far from the borders in every run
+                size, reach = sizes[side], program.reach
+                ends = sorted({0, size, *(x % size for x in reach), *(-x % size for x in reach)})
+                widths = tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+                count = runs * len(widths)
+            else:
+                widths = cut_at(runs, sizes[side], self._edges(sizes, side))
+                count = len(widths)
+            found[axis] = Sequence(bool(self.striped), count, widths)
+        return found
+
+    def _edges(self, sizes: list[int], side: int) -> set[int]:
+        """Where the band's edges cut rows (0) or columns (1), from the borders of the others."""
+        behind, ahead = self.program.reach
+        way, other = (1, -1)[side], sizes[1 - side]
+        reach = [x for x in (behind, None if ahead is None else -ahead) if x is not None]
+        return {n * other + way * x for n in range(self._runs + 1) for x in reach}
 
     @cached_property
     def _split(self) -> dict[tuple[str, str], list[str]]:
@@ -205,21 +226,17 @@ class Atoms:
         """Which pairs of atoms of the mask's axes are live."""
         program = self.program
         if not program.mask_axes:
-            return Liveness("full", None, None, False, 1, (1,))
-        rows = program.mask_axes[0]
-        finer = lcm(*(self.parts(each) for each in program.mask_axes))
-        widths = self._widths(program.order.chunks(self.mesh) * finer)
-        ahead = None if program.mask == "full" else program.ahead
-        behind = program.window - 1 if program.mask == "window" else None
-        striped = bool(self.striped)
+            nothing = Sequence(False, 1, (1,))
+            return Liveness("full", None, None, nothing, nothing)
+        rows, columns = (self.sequences[axis] for axis in program.mask_axes)
         borders = borders_of(program.documents) if program.documents else ()
-        count = self.count[rows]
-        return Liveness(program.mask, behind, ahead, striped, count, widths, borders)
+        mask = "window" if program.banded else program.mask
+        return Liveness(mask, *program.reach, rows, columns, borders)
 
     def length(self, axis: str, owned: tuple[int, ...]) -> int:
         """Indices of some atoms of an axis."""
         if axis in self.program.mask_axes:
-            return self.domain.tokens(owned)
+            return self.sequences[axis].tokens(owned)
         return len(owned) * self.program.extent(axis) // self.count[axis]
 
     def elements(self, tensor: Tensor, region: Region) -> int:

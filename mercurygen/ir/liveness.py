@@ -1,15 +1,15 @@
-"""The domain of a mask on atoms of the sequence: which pairs of tiles are live, cut or dead.
+"""The domain of a mask on atoms of its two sequences: which pairs of tiles are live, cut or dead.
 
-A mask is a band of global positions: a row sees the columns from `behind` before it to `ahead`
-after it. Atoms are runs of tokens, of the few widths at whose edges the band is cut, or, of a
-striped sequence, every n-th token.
+A mask is a band of global positions: a row sees the columns from `behind` before its own position
+to `ahead` after it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from mercurygen.ir.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,12 @@ class Liveness:
     """Which (row, column) pairs are live.
 
     Attributes:
-        mask: "full", "causal" (a row sees itself and what is before it), or "window" (of those,
-            and of what is after it, only the nearest).
-        behind: how many positions before itself a row sees; None: all.
-        ahead: and after itself.
-        striped: whether atom a holds the tokens a, a + count, a + 2 count, ..., and not a run.
-        count: atoms of the sequence.
-        widths: tokens of the first atoms; those of all others repeat them.
+        mask: "full", "causal" (of one sequence: a row sees itself and what is before it), or
+            "window" (any other band).
+        behind: how many positions before its own a row sees; None: all. Where rows stand further
+            on among the columns, less than 0 if it ends after the row's own number.
+        ahead: and after its own; less than 0 if it ends before.
+        rows, columns: the sequences; of self-attention they are alike.
         borders: of packed documents, where each begins, and the end; of these only pairs within
             one are live.
     """
@@ -31,58 +30,24 @@ class Liveness:
     mask: str
     behind: int | None
     ahead: int | None
-    striped: bool
-    count: int
-    widths: tuple[int, ...]
+    rows: Sequence
+    columns: Sequence
     borders: tuple[int, ...] = ()
 
     @property
+    def striped(self) -> bool:
+        """Whether atoms are every n-th token."""
+        return self.rows.striped
+
+    @property
     def size(self) -> int:
-        """Tokens of an atom, where all are alike."""
-        (size,) = self.widths
-        return size
+        """Tokens of an atom, where all of both sequences are alike."""
+        return self.rows.size
 
-    def start(self, atom: int) -> int:
-        """Position of an atom's first token."""
-        if self.striped:
-            return atom
-        number, place = divmod(atom, len(self.widths))
-        return number * sum(self.widths) + sum(self.widths[:place])
-
-    def width(self, atom: int) -> int:
-        """Tokens of an atom."""
-        return self.widths[atom % len(self.widths)]
-
-    def tokens(self, atoms: tuple[int, ...]) -> int:
-        """Tokens of some atoms."""
-        if len(self.widths) == 1:
-            return len(atoms) * self.widths[0]
-        return sum(map(self.width, atoms))
-
-    def touched(self, atoms: tuple[int, ...], span: tuple[int, int]) -> tuple[int, int]:
-        """The atoms, half-open, of which a tile's tokens from start to stop are."""
-        if self.striped:  # their tokens interleave
-            return (0, len(atoms)) if span[0] < span[1] else (0, 0)
-        place, found = 0, []
-        for index, atom in enumerate(atoms):
-            if place < span[1] and place + self.width(atom) > span[0]:
-                found.append(index)
-            place += self.width(atom)
-        return (found[0], found[-1] + 1) if found else (0, 0)
-
-    def runs(self, atoms: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-        """Where each run of positions begins, in the tile and in the sequence, and its length."""
-        place = 0
-        first = position = -1  # of the run: place in the tile; of what would follow it
-        for atom in atoms:
-            if self.start(atom) != position:
-                if first >= 0:
-                    yield first, position - (place - first), place - first
-                first = place
-            place += self.width(atom)
-            position = self.start(atom) + self.width(atom)
-        if first >= 0:
-            yield first, position - (place - first), place - first
+    @property
+    def sides(self) -> tuple[Sequence, Sequence]:
+        """Rows and columns."""
+        return self.rows, self.columns
 
     def kind(self, row: int, column: int) -> str:
         """Of a pair of atoms: "full" (every pair live), "dead" (none), or "cut"."""
@@ -121,14 +86,16 @@ class Liveness:
 
     def _distances(self, row: int, column: int) -> tuple[int, int]:
         """Least and most of row position - column position."""
+        rows, columns = self.rows, self.columns
         if self.striped:
-            spread = (self.size - 1) * self.count
-            return row - column - spread, row - column + spread
-        apart = self.start(row) - self.start(column)
-        return apart - self.width(column) + 1, apart + self.width(row) - 1
+            apart = row - column
+            least, most = ((each.size - 1) * each.count for each in (columns, rows))
+            return apart - least, apart + most
+        apart = rows.start(row) - columns.start(column)
+        return apart - columns.width(column) + 1, apart + rows.width(row) - 1
 
     def _some_live(self, row: int, column: int, nearest: int, farthest: int) -> bool:
-        """Of striped atoms: distances are row - column plus multiples of count."""
+        """Of striped atoms: distances are row - column plus multiples of their number."""
         least = nearest if self.ahead is None else max(nearest, -self.ahead)
         most = farthest if self.behind is None else min(farthest, self.behind)
-        return least + (row - column - least) % self.count <= most
+        return least + (row - column - least) % self.rows.count <= most

@@ -51,6 +51,7 @@ class Domain:
         width: of a window, else None.
         ahead: of a window, how many columns after itself a row sees.
         borders: of packed documents, where each begins, and the end: only pairs of one are live.
+        offset: of two sequences, the column that row 0 stands at: i is that much more.
 
     Raises:
         UserError: `dsl-mask`, for an unknown kind, or a width that does not go with it.
@@ -60,6 +61,7 @@ class Domain:
     width: int | None = None
     ahead: int = 0
     borders: tuple[int, ...] = ()
+    offset: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in DOMAINS:
@@ -76,7 +78,8 @@ class Domain:
     def __str__(self) -> str:
         """As an operator's file has it: `causal`, `window(128)`."""
         more = f", {self.ahead}" if self.ahead else ""
-        return self.kind if self.width is None else f"{self.kind}({self.width}{more})"
+        at = f", the first row at column {self.offset}" if self.offset else ""
+        return (self.kind if self.width is None else f"{self.kind}({self.width}{more})") + at
 
 
 def domain(mask: Domain | str) -> Domain:

@@ -10,6 +10,7 @@ from mercurygen.ir.caller import INSIDE, PACKED, check_layout
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 MASKS = ("causal", "full")  # that need no width; the other is "window"
+ALIGNS = ("top-left", "bottom-right")  # query i at key i; the last query at the last key
 BACKWARD = ("attention_backward", "attention_backward_out")
 ATTENTION = ("attention", *BACKWARD)  # whose problem is a `Problem`; others' are `Sizes`
 LARGEST = 2**40  # beyond any machine: what is larger is a slip
@@ -21,7 +22,7 @@ class Problem:
 
     Attributes:
         batch: sequences.
-        seq: tokens of a sequence, the same for queries and keys.
+        seq: tokens of a sequence: queries, and keys too if `seq_kv` does not say their own.
         heads: query heads.
         kv_heads: key/value heads; divides `heads`.
         head_dim: size of a query and key head.
@@ -34,6 +35,11 @@ class Problem:
         window: of a window, its width without what is ahead: a row sees itself and the
             window - 1 before it.
         ahead: of a window, how many after itself a row sees.
+        seq_kv: keys and values, where they are another sequence than the queries (of
+            cross attention, or of a chunk of queries behind a cache); None: the same.
+        align: of these, where under a causal mask or a window a query stands among the keys: one
+            of ALIGNS. "top-left": query i at key i. "bottom-right": at key i + seq_kv - seq, as in
+            flash-attention from 2.1 on. None: of one sequence, or under a full mask.
     """
 
     batch: int = 1
@@ -48,9 +54,11 @@ class Problem:
     documents: tuple[int, ...] = ()
     window: int | None = None
     ahead: int = 0
+    seq_kv: int | None = None
+    align: str | None = None
 
     def __post_init__(self) -> None:
-        for name in SIZES:
+        for name in SIZES if self.seq_kv is None else (*SIZES, "seq_kv"):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= LARGEST:
                 raise UserError(
@@ -70,6 +78,7 @@ class Problem:
                 f"mask {shorten(self.mask)!r} is not supported",
                 help=closest(self.mask, (*MASKS, "window")),
             )
+        self._check_align()
         self._check_window()
         if self.documents:
             self._check_documents()
@@ -80,6 +89,27 @@ class Problem:
                 "heads-not-grouped",
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}",
                 help=f"nearest legal heads: {nearest_multiples(self.heads, self.kv_heads)}",
+            )
+
+    def _check_align(self) -> None:
+        """Where queries stand among keys: said of two sequences that a mask compares, only."""
+        if self.align not in (None, *ALIGNS):
+            message = f"no alignment {shorten(str(self.align))!r}"
+            raise UserError("unknown-align", message, help=closest(str(self.align), ALIGNS))
+        if self.seq_kv is None or self.mask == "full":
+            if self.align is None:
+                return
+            one = self.seq_kv is None
+            why = "one sequence has no two places" if one else "a full mask compares no positions"
+            help = "leave the alignment out" + (", or give seq_kv" if one else "")
+            raise UserError("align-unused", f"align={self.align}: {why}", help=help)
+        if self.align is None:
+            raise UserError(
+                "align-missing",
+                f"a {self.mask} mask of {self.seq} queries and {self.seq_kv} keys of their own: "
+                "where does a query stand among the keys?",
+                help="bottom-right: the last query at the last key, as in flash-attention from 2.1 "
+                "on (a chunk behind a cache); top-left: query i at key i, as in torch",
             )
 
     def _check_window(self) -> None:
@@ -104,7 +134,8 @@ class Problem:
                 f"a window of {shorten(str(self.ahead))} keys after a query is none",
                 help="0 or more",
             )
-        if self.window >= self.seq and (not self.ahead or self.ahead >= self.seq - 1):
+        behind, ahead = self.window - 1 - self.offset, self.ahead + self.offset
+        if behind >= self.seq - 1 and (not self.ahead or ahead >= self.keys - 1):
             same = "full" if self.ahead else "causal"
             raise UserError(
                 "window-out-of-range",
@@ -122,6 +153,8 @@ class Problem:
             message = f"{what} have {sum(self.documents)} tokens, seq is {self.seq}"
         elif self.batch != 1:
             message = f"{what} in a batch of {self.batch}: they are packed into one sequence"
+        elif self.seq_kv is not None:
+            message = f"{what} beside seq_kv: theirs are the keys, too"
         elif self.mask == "window":
             message = f"{what} under a window: they go with the masks full and causal"
         elif self.layout != PACKED:
@@ -132,6 +165,16 @@ class Problem:
         raise UserError("bad-documents", message, help=help)
 
     @property
+    def keys(self) -> int:
+        """Keys and values of a sequence."""
+        return self.seq if self.seq_kv is None else self.seq_kv
+
+    @property
+    def offset(self) -> int:
+        """Which key the first query stands at; below 0 the first queries stand before all keys."""
+        return self.keys - self.seq if self.align == "bottom-right" else 0
+
+    @property
     def axes(self) -> dict[str, int]:
         """Extent of every axis of the operator."""
         return {
@@ -139,7 +182,7 @@ class Problem:
             "H": self.kv_heads,
             "G": self.heads // self.kv_heads,
             "S_q": self.seq,
-            "S_kv": self.seq,
+            "S_kv": self.keys,
             "D": self.head_dim,
             "D_v": self.v_head_dim,
         }
@@ -214,6 +257,16 @@ class Sizes:
     def documents(self) -> tuple[int, ...]:
         """Packed ones; only attention has any."""
         return ()
+
+    @property
+    def seq_kv(self) -> None:
+        """Keys of their own; only attention has any."""
+        return None
+
+    @property
+    def align(self) -> None:
+        """Where its queries stand among these."""
+        return None
 
     @property
     def layout(self) -> str:

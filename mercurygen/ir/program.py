@@ -11,11 +11,10 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from mercurygen.ir.documents import borders_of
 from mercurygen.ir.kernel import Options
 from mercurygen.ir.layout import Order
+from mercurygen.ir.masked import Masked
 from mercurygen.ir.mesh import Mesh
-from mercurygen.ir.operator import Domain
 from mercurygen.ir.shared import Layout, Routes, Shared
 
 SEQUENCE = "S"  # in a schedule: the sequence axis of whichever tensor is meant
@@ -141,7 +140,7 @@ class BorderStep:
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(Masked):
     """An operator, a problem and a mesh, with what the directives so far have settled.
 
     Attributes:
@@ -165,6 +164,9 @@ class Program:
         combines: how contributions to outputs are merged.
         window: width of a window mask: a row sees itself and the window - 1 before it.
         ahead: of a window mask, how many columns after itself a row sees.
+        align: None where queries and keys are one sequence, of which each has one position; else
+            where rows stand among the columns, as `problem.ALIGNS` says, or "apart": the mask
+            compares no positions.
         documents: lengths of packed documents; none: every sequence is one.
         loops: axes that are looped over; of the others a body takes all.
         body: inputs and derived tensors that the body reads.
@@ -191,18 +193,13 @@ class Program:
     combines: tuple[Combine, ...] = ()
     window: int | None = None
     ahead: int = 0
+    align: str | None = None
     documents: tuple[int, ...] = ()
     loops: tuple[str, ...] = ()
     body: tuple[str, ...] = ()
     joins: tuple[tuple[str, ...], ...] = ()
     tiles: tuple[TileLoop, ...] = ()
     reduce_dtype: tuple[tuple[str, str, str], ...] = ()
-
-    @property
-    def domain(self) -> Domain | None:
-        """The mask, as the operator takes it; None of one without."""
-        borders = borders_of(self.documents) if self.documents else ()
-        return Domain(self.mask, self.window, self.ahead, borders) if self.mask_axes else None
 
     @cached_property
     def extents(self) -> dict[str, int]:

@@ -72,6 +72,7 @@ def _show_mask(program: Program) -> Iterator[str]:
     if program.mask_axes:
         width = "" if program.window is None else f" {program.window}"
         width += f" ahead {program.ahead}" if program.ahead else ""
+        width += f" {program.align.replace('-', '_')}" if program.align else ""
         yield f"mask {program.mask}{width} over {_listed(program.mask_axes)}"
     if program.documents:
         yield f"documents {documents.show(program.documents)}"

@@ -14,7 +14,7 @@ from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Mesh, check_name
 from mercurygen.ir.names import REPLICATED
 from mercurygen.ir.options import read_options
-from mercurygen.ir.problem import DTYPES, LARGEST, MASKS
+from mercurygen.ir.problem import ALIGNS, DTYPES, LARGEST, MASKS
 from mercurygen.ir.program import (
     COMBINES,
     SEQUENCE,
@@ -27,6 +27,9 @@ from mercurygen.ir.program import (
     TileLoop,
 )
 
+ALIGNED = tuple(align.replace("-", "_") for align in ALIGNS)  # of a mask that compares positions
+APART = ("apart",)  # and of one that does not
+NO_MASK = ("full", (None, 0, None), ())
 MOVES = {"gather": "over", "walk": "along", "scatter": "over"}
 TENSOR_DTYPES = ("accumulator", "integer")  # beside that of the inputs, which is not written
 LONGEST_NAME = 100  # of what the operator names
@@ -55,7 +58,7 @@ class Reader:
         dtype = self.one("dtype", lambda line: line.word(*DTYPES))
         self.many("axis", self.read_axis)
         masks = self.many("mask", self.read_mask, most=1)
-        mask, (window, ahead), mask_axes = masks[0] if masks else ("full", (None, 0), ())
+        mask, (window, ahead, align), mask_axes = masks[0] if masks else NO_MASK
         documents = self.many("documents", self.read_documents, most=1)
         for role in ("input", "derived", "output"):
             self.many(role, lambda line, role=role: self.read_tensor(line, role))
@@ -90,6 +93,7 @@ class Reader:
             combines=tuple(combines),
             window=window,
             ahead=ahead,
+            align=align,
             documents=documents[0] if documents else (),
             loops=loops[0] if loops else (),
             body=body,
@@ -238,20 +242,27 @@ class Reader:
         if line.take("over"):
             self.split(line, self.parallel, name)
 
-    def read_mask(self, line: Line) -> tuple[str, tuple[int | None, int], tuple[str, ...]]:
-        """`mask causal over S_q, S_kv` or `mask window 128 ahead 8 over S_q, S_kv`."""
+    def read_mask(
+        self, line: Line
+    ) -> tuple[str, tuple[int | None, int, str | None], tuple[str, ...]]:
+        """`mask causal over S_q, S_kv` or `mask window 128 ahead 8 top_left over S_q, S_kv`."""
         mask = line.word(*MASKS, "window")
         width = self.size(line, "the width of the window", 1, LARGEST) if mask == "window" else None
-        ahead = 0
-        if line.word("over", *(["ahead"] * (width is not None))) == "ahead":
+        ahead, align = 0, None
+        words = ALIGNED if mask != "full" else APART
+        word = line.word("over", *words, *(["ahead"] * (width is not None)))
+        if word == "ahead":
             ahead = self.size(line, "how far a row sees ahead", 1, LARGEST)
+            word = line.word("over", *words)
+        if word != "over":
+            align = word.replace("_", "-")
             line.word("over")
         start = line.place
         axes = self.axis_names(line)
         if len(axes) != 2:
             message = "a mask is over two axes: its rows and its columns"
             raise UserError("syntax", message, span=line.span(start))
-        return mask, (width, ahead), axes
+        return mask, (width, ahead, align), axes
 
     def read_documents(self, line: Line) -> tuple[int, ...]:
         """`documents 4096,128x3`."""

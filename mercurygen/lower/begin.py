@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mercurygen.errors import Refusal
-from mercurygen.ir.atoms import atoms_of
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.program import Program
 from mercurygen.lower.cuts import Cuts, cuts_of
@@ -26,6 +25,10 @@ def begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
     )
     if not program.mask_axes:
         return "empty" if walks or partly else "only"
+    placed = program.banded and program.align is not None
+    straight = [stage.dim for stage in program.stages if "direct" in stage.options]
+    if placed and straight:
+        return _left_out(straight[0])
     found = _fragments(program, loops)
     if isinstance(found, Refusal):
         return found
@@ -35,7 +38,7 @@ def begin(program: Program, loops: tuple[Loop, ...]) -> str | Refusal:
         return _skipped(trimmed)
     if worst > MOST_BLOCKS:
         return _fragmented(worst)
-    alike = alike and not _come_by(program, loops)
+    alike = alike and not _come_by(program, loops) and not placed  # some rows may see no column
     if partly or not alike or _some_stay(program, loops):
         return "empty"
     if not moving:
@@ -88,6 +91,18 @@ def _skipped(dims: tuple[str, str]) -> Refusal:
     )
 
 
+def _left_out(dim: str) -> Refusal:
+    """Of one sequence every rank reads of its neighbour, or is read by it."""
+    return Refusal(
+        "direct-skips-tiles",
+        lambda: (
+            f"the shift along {dim} is `direct`: of two sequences a mask may leave "
+            "a rank out of the first exchange, to which all have to come",
+            "leave `direct` out and pass the tiles on, or gather them",
+        ),
+    )
+
+
 def _not_cuttable(fault: NotCuttable) -> Refusal:
     words = str(fault)
     return Refusal("mask-not-cuttable", lambda: (words, "use another order of tokens"))
@@ -109,9 +124,7 @@ def _fragments(program: Program, loops: tuple[Loop, ...]) -> tuple[int, bool, bo
 
 
 def _counted(program: Program, cuts: Cuts) -> tuple[int, bool, bool]:
-    widths = atoms_of(program).domain.widths  # of which a tile has all, so many times
-    sizes = tuple([n // len(widths) * sum(widths) for n in (cuts.rows, cuts.columns)])
-    whole = [len(k) == 1 and _covers(program, k[0], sizes) for k in cuts.kinds]
+    whole = [len(k) == 1 and _covers(program, k[0], cuts.sizes) for k in cuts.kinds]
     alike = all([whole[kind] for kind in cuts.firsts])
     return max(map(len, cuts.kinds)), alike, () in cuts.kinds
 
@@ -128,7 +141,7 @@ def _covers(program: Program, block: Block, sizes: tuple[int, int]) -> bool:
         span == (0, size)
         for axis, span, size in spans
         if program.kernel == TRITON
-        or program.mask == "window"
+        or program.banded
         or any(tensor.carries(axis) for tensor in program.outputs)
     )
 

@@ -61,7 +61,7 @@ class Body(Results):
         if blocks is not None:
             (block,) = blocks
             for axis, span in zip(self.program.mask_axes, block[:2], strict=True):
-                touched = self.atoms.domain.touched(common[axis], span)
+                touched = self.atoms.sequences[axis].touched(common[axis], span)
                 common = {**common, axis: common[axis][slice(*touched)]}
         whole = self.lengths(common)
         extents = with_block(self.plan, whole, block)

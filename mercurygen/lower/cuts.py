@@ -73,7 +73,7 @@ class Cuts:
     """The blocks of every pair of tiles.
 
     Attributes:
-        rows, columns: atoms of a tile, how many.
+        sizes: tokens of a tile of rows, and of one of columns.
         digits: what tells pairs apart, outermost first.
         kinds: the different blocks that a pair has.
         of: of every pair an index of `kinds`, by its digits: the outermost is major.
@@ -96,7 +96,7 @@ class Cuts:
             _Tiles(program, axis, dims)
             for axis, dims in zip(program.mask_axes, (rows, columns), strict=True)
         ]
-        self.rows, self.columns = (tiles.size for tiles in self._tiles)
+        self.sizes = tuple(tiles.tokens for tiles in self._tiles)
         found: dict[tuple[int, ...], int] = {}
         numbers: dict[tuple[Block, ...], int] = {}
         self.of, self.firsts = [], set()
@@ -138,13 +138,14 @@ class _Tiles:
     """The tiles of one axis.
 
     Attributes:
-        size: atoms of each.
+        tokens: of each.
     """
 
     def __init__(self, program: Program, axis: str, dims: tuple[str, ...]) -> None:
         self.program, self.axis, self.dims = program, axis, dims
         self.parts = atoms_of(program).parts(axis)
-        self.size = len(self.atoms(dict.fromkeys(dims, 0), 0))
+        first = self.atoms(dict.fromkeys(dims, 0), 0)
+        self.tokens = atoms_of(program).length(axis, first)
 
     def atoms(self, place: dict[str, int], part: int) -> Atoms:
         """The atoms of a part of the tile at some coordinates."""
@@ -158,7 +159,8 @@ def _digits(program: Program, rows: tuple[str, ...], columns: tuple[str, ...]) -
     """What tells pairs apart: nothing where every pair is live."""
     packed = bool(program.documents)  # of any lengths: every pair of tiles is another
     masked = program.mask != "full" or packed
-    compared = program.mask == "causal" and program.kernel != POSITIONS and not packed
+    diagonal = program.mask == "causal" and not program.banded
+    compared = diagonal and program.kernel != POSITIONS and not packed
     for dim in program.order.dims if masked else ():
         if dim in rows or dim in columns:
             yield Digit(dim, program.mesh.extent(dim), dim in rows, dim in columns, compared)

@@ -142,11 +142,18 @@ class Unpack:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A copy of a part of a buffer, dense."""
+    """A copy of a part of a buffer, dense.
+
+    Attributes:
+        source, target: buffers.
+        cuts: the part, in atoms of the source; of an axis left out, all.
+        indices: the same in indices, of a part of a tile.
+    """
 
     source: int
     target: int
     cuts: Cuts
+    indices: Cuts = ()
 
 
 @dataclass(frozen=True, slots=True)

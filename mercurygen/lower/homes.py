@@ -21,7 +21,7 @@ Shares = Iterator[tuple[Owners, Named | None]]
 def sends_what_is_read(program: Program, loop: Loop) -> bool:
     """Whether sums for a tile are of those tokens of it that are read, where a window trims it."""
     return bool(
-        program.mask == "window"
+        program.banded
         and loop.home == "direct"
         and loop.direct
         and loop.tensors
@@ -167,7 +167,7 @@ class Homes(Reductions):
                 return {}
             if only:
                 for axis, span, atoms in zip((rows, columns), blocks[0][:2], lists, strict=True):
-                    touched = self.atoms.domain.touched(atoms, span)
+                    touched = self.atoms.sequences[axis].touched(atoms, span)
                     mine = {**mine, axis: atoms[slice(*touched)]}
         return {
             name: self.tile(

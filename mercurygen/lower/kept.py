@@ -56,7 +56,7 @@ def _numbered_otherwise(plan: Plan, backward: Plan) -> str | None:
         for axis, mine, other in zip(tensor.axes, ours, theirs, strict=True):
             if axis in plan.program.mask_axes and not plan.atoms.striped:
                 pairs = ((plan, mine), (backward, other))
-                alike = [list(each.atoms.domain.runs(atoms)) for each, atoms in pairs]
+                alike = [list(each.atoms.sequences[axis].runs(atoms)) for each, atoms in pairs]
             else:
                 counts = plan.atoms.count[axis], backward.atoms.count[axis]
                 alike = [_fine(mine, *counts), _fine(other, *reversed(counts))]

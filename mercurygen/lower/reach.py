@@ -17,7 +17,7 @@ from mercurygen.lower.plan import Loop, Walk
 
 def shortened(program: Program, loops: tuple[Loop, ...]) -> tuple[Loop, ...]:
     """The loops, with short walks where the mask is a window."""
-    if program.mask != "window" or program.operator not in ATTENTION:
+    if not program.banded or program.operator not in ATTENTION:
         return loops  # modules of other operators go around all ranks
     return tuple([_short(program, loops, loop) if loop.walks else loop for loop in loops])
 
@@ -37,6 +37,8 @@ def _short(program: Program, loops: tuple[Loop, ...], loop: Loop) -> Loop:
 def _stage(program: Program, loops: tuple[Loop, ...], loop: Loop, stage):
     if not isinstance(stage, Walk) or stage.both or stage.skew or not loop.tensors:
         return stage
+    if program.align is not None:
+        return stage  # how far away the tiles are that a rank reads is not the same for all
     if loop.home == "relayed" or loop.axis not in program.mask_axes:
         return stage  # what travels with the tiles comes home at the end of the whole ring
     found = _distances(program, loops, loop, stage.dim)

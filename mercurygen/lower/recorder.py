@@ -163,7 +163,12 @@ class Recorder:
             region = tile.region
         part = self.tile(f"a part of {tile.tensor.name}", tile.tensor, region, tile.dtype)
         cuts = self.cuts_of(tile.tensor, tile.region, region)
-        self.events.append(Cut(tile.live.number, part.live.number, cuts))
+        atoms, length = dict(zip(tile.tensor.axes, tile.region, strict=True)), self.atoms.length
+        found = tuple(
+            (axis, length(axis, atoms[axis][:start]), length(axis, atoms[axis][:stop]))
+            for axis, start, stop in cuts
+        )
+        self.events.append(Cut(tile.live.number, part.live.number, cuts, found))
         return part
 
     def cuts_of(self, tensor: Tensor, region: Region, part: Region) -> Cuts:

@@ -120,13 +120,13 @@ def _visible(
     if domain.borders:
         return _packed(domain, kernel, rows, cols)
     if domain.mask == "full":
-        return (Block((0, domain.tokens(rows)), (0, domain.tokens(cols))),)
+        return (Block((0, domain.rows.tokens(rows)), (0, domain.columns.tokens(cols))),)
     if kernel == POSITIONS:
         return _trimmed(domain, rows, cols)
     if domain.striped:
         return _striped(domain, rows, cols)
     if domain.mask == "window":
-        return _banded(domain, domain.runs(rows), domain.runs(cols), 1)
+        return _banded(domain, domain.rows.runs(rows), domain.columns.runs(cols), 1)
     return _causal(domain.size, rows, cols, joined=kernel == TRITON)
 
 
@@ -166,13 +166,13 @@ def _packed(
     if domain.striped:
         return "packed documents are runs of tokens: they are not dealt one by one"
     if domain.mask == "full":
-        blocks = (Block((0, domain.tokens(rows)), (0, domain.tokens(cols))),)
+        blocks = (Block((0, domain.rows.tokens(rows)), (0, domain.columns.tokens(cols))),)
     else:
         blocks = _causal(domain.size, rows, cols, joined=True)
     found = []
     for block in blocks:
         spans = zip((rows, cols), block[:2], strict=True)
-        parts = pieces(domain, *(a[slice(*domain.touched(a, span))] for a, span in spans))
+        parts = pieces(domain, *(a[slice(*domain.rows.touched(a, span))] for a, span in spans))
         if not gapless(parts):
             return "packed documents under a full mask are one block only of contiguous tokens"
         if parts:
@@ -185,13 +185,14 @@ def _striped(
 ) -> tuple[Block, ...] | str:
     """Both are every n-th token: a run in steps of n."""
     for atoms in (rows, cols):
-        step = domain.count // len(atoms)
-        if atoms != tuple(range(atoms[0], domain.count, step)) or atoms[0] >= step:
+        step = domain.rows.count // len(atoms)
+        if atoms != tuple(range(atoms[0], domain.rows.count, step)) or atoms[0] >= step:
             return "the tokens of several stripes are not evenly spaced"
     if len(rows) != len(cols):
         return "rows and columns of a striped tile are not equally spaced"
-    pairs = ([(0, atoms[0], domain.tokens(atoms))] for atoms in (rows, cols))
-    return _banded(domain, *pairs, domain.count // len(rows))
+    sides = zip(domain.sides, (rows, cols), strict=True)
+    pairs = ([(0, atoms[0], side.tokens(atoms))] for side, atoms in sides)
+    return _banded(domain, *pairs, domain.rows.count // len(rows))
 
 
 def _banded(domain: Liveness, rows, cols, step: int) -> tuple[Block, ...]:
@@ -272,8 +273,8 @@ def _trimmed(domain: Liveness, rows: tuple[int, ...], cols: tuple[int, ...]) -> 
     seen = [j for j in range(len(cols)) if any(line[j] != "dead" for line in live)]
     span, width = (seeing[0], seeing[-1] + 1), (seen[0], seen[-1] + 1)
     whole = all(kind == "full" for line in live[slice(*span)] for kind in line[slice(*width)])
-    size = domain.size
-    tokens = ((span[0] * size, span[1] * size), (width[0] * size, width[1] * size))
+    parts = zip(domain.sides, (rows, cols), (span, width), strict=True)
+    tokens = (tuple(side.tokens(atoms[:end]) for end in ends) for side, atoms, ends in parts)
     return (Block(*tokens, by_position=not whole),)
 
 

@@ -50,6 +50,7 @@ def start(operator: Operator, problem: Problem | Sizes, mesh: Mesh) -> Program:
         combines=tuple(Combine(c.outputs, c.kind) for c in _combines(operator)),
         window=problem.window,
         ahead=problem.ahead,
+        align=problem.align or ("apart" if problem.seq_kv is not None else None),
         documents=problem.documents,
         loops=operator.loop_axes,
         body=operator.body_reads,

@@ -136,7 +136,8 @@ def _fault_of_sizes(program: Program) -> Fault | None:
         order = program.order
         for axis in program.mask_axes:
             extent = program.extent(axis)
-            refusal = sequence_refusal(extent, order.kind, order.ranks(program.mesh))
+            name = "seq_kv" if program.align and axis == program.mask_axes[1] else "seq"
+            refusal = sequence_refusal(extent, order.kind, order.ranks(program.mesh), name)
             if refusal:
                 return Fault(refusal, ("order",))
     if _divides(program):
@@ -179,7 +180,7 @@ def _split_sets(program: Program, axis: str) -> Iterator[tuple[str, ...]]:
         yield tuple(d for d in names if program.stored(tensor, d) == axis)
 
 
-def sequence_refusal(seq: int, kind: str, ranks: int) -> Refusal | None:
+def sequence_refusal(seq: int, kind: str, ranks: int, name: str = "seq") -> Refusal | None:
     """Refuse a length that the ranks cannot share in this order; zigzag needs two chunks each."""
     if kind != "zigzag":
         if seq % ranks == 0:
@@ -187,7 +188,7 @@ def sequence_refusal(seq: int, kind: str, ranks: int) -> Refusal | None:
         return Refusal(
             "seq-not-divisible",
             lambda: (
-                f"seq={seq} cannot be split over {ranks} ranks",
+                f"{name}={seq} cannot be split over {ranks} ranks",
                 f"nearest legal lengths: {nearest_multiples(seq, ranks)}",
             ),
         )
@@ -198,14 +199,14 @@ def sequence_refusal(seq: int, kind: str, ranks: int) -> Refusal | None:
         return Refusal(
             "seq-not-divisible",
             lambda: (
-                f"seq={seq} cannot be split over {ranks} ranks; zigzag needs 2 chunks a rank",
+                f"{name}={seq} cannot be split over {ranks} ranks; zigzag needs 2 chunks a rank",
                 f"nearest legal lengths: {legal}; pad the end, which causal queries never see",
             ),
         )
     return Refusal(
         "seq-not-divisible-zigzag",
         lambda: (
-            f"seq={seq} is {seq // ranks} tokens a rank over {ranks} ranks, "
+            f"{name}={seq} is {seq // ranks} tokens a rank over {ranks} ranks, "
             "but zigzag needs an even number",
             f"nearest legal lengths: {legal}; or a contiguous order, which {seq} allows "
             "(`order S: contiguous`, `--order contiguous`)",

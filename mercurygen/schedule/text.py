@@ -7,20 +7,18 @@ from somebody else is data: every name in it is checked before anything is made 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from mercurygen.errors import Span, UserError, closest, printable, shorten
-from mercurygen.ir import documents
-from mercurygen.ir.caller import INSIDE, LAYOUTS, PACKED
+from mercurygen.errors import Span, UserError, printable, shorten
 from mercurygen.ir.lexer import Line
 from mercurygen.ir.mesh import Dim, Link, Mesh, check_name
-from mercurygen.ir.problem import ATTENTION, DTYPES, MASKS, SIZES, Problem, Sizes
+from mercurygen.ir.problem import ATTENTION
 from mercurygen.schedule.backward_text import BACKWARD, SAVED, parse_backward
 from mercurygen.schedule.directive_text import parse_directive
 from mercurygen.schedule.directives import listed
 from mercurygen.schedule.expected import EXPECT, parse_expected, show_expected
+from mercurygen.schedule.problem_text import parse_extents, parse_problem, show_problem
 from mercurygen.schedule.schedule import Schedule, Target
 
 LARGEST_FILE = 256 * 1024
@@ -79,30 +77,6 @@ def header_lines(schedule: Schedule) -> list[str]:
         f"mesh {show_mesh(schedule.mesh)}".rstrip(),
         *([show_expected(schedule.expected)] if schedule.expected else []),
     ]
-
-
-def show_problem(problem: Problem | Sizes) -> str:
-    """Sizes, dtype, mask and layout on one line; not what is as usual, as the value head size."""
-    if isinstance(problem, Sizes):
-        return " ".join([*_assigned(problem.extents), problem.dtype, *show_mask(problem)])
-    same = problem.v_head_dim == problem.head_dim
-    names = [name for name in SIZES if name != "v_head_dim" or not same]
-    sizes = _assigned((name, getattr(problem, name)) for name in names)
-    layout = [problem.layout] if problem.layout not in (INSIDE, PACKED) else []
-    packed = [f"documents={documents.show(problem.documents)}"] if problem.documents else []
-    return " ".join([*sizes, problem.dtype, *show_mask(problem), *layout, *packed])
-
-
-def _assigned(sizes: Iterable[tuple[str, int]]) -> list[str]:
-    return [f"{name}={size}" for name, size in sizes]
-
-
-def show_mask(problem: Problem | Sizes) -> list[str]:
-    """The mask as a header says it."""
-    if problem.mask == "window":
-        return [f"window={problem.window}", *([f"ahead={problem.ahead}"] * bool(problem.ahead))]
-    unsaid = isinstance(problem, Sizes) and problem.mask == "full"
-    return [] if unsaid else [problem.mask]
 
 
 def show_levels(levels: tuple[Link, ...]) -> str:
@@ -195,7 +169,7 @@ def _parse_header(lines: list[Line], file: str) -> tuple:
                 "a schedule begins with " + ", ".join(HEADER),
             )
     operator = _parse_operator(lines[0])
-    problem = (_parse_problem if _is_attention(operator) else _parse_extents)(lines[1])
+    problem = (parse_problem if _is_attention(operator) else parse_extents)(lines[1])
     target = _parse_target(lines[2])
     group = _parse_group(lines[3], target)
     tp = lines[4].number_("the number of tensor-parallel ranks")
@@ -221,93 +195,6 @@ def _parse_operator(line: Line) -> str:
             span=line.span(start),
         )
     return name
-
-
-WIDTHS = ("window", "ahead")  # keys up to a query, and after it
-_KINDS = {
-    **dict.fromkeys(DTYPES, "dtype"),
-    **dict.fromkeys(MASKS, "mask"),
-    **dict.fromkeys((*LAYOUTS, PACKED), "layout"),
-}
-
-
-def _parse_problem(line: Line) -> Problem:
-    values: dict[str, int | str] = {}
-    while not line.done():
-        start = line.place
-        name = line.name("a size, a dtype, a mask or a layout")
-        key = _KINDS.get(name, name)
-        if key in values:
-            raise UserError("named-twice", f"{key} is given twice", span=line.span(start))
-        if key in SIZES or key in WIDTHS:
-            line.mark("=")
-            values[key] = line.number_(f"the size {key}")
-        elif key == "documents":
-            line.mark("=")
-            values |= {key: _parse_documents(line), "layout": PACKED}
-        elif key == name:
-            known = [*SIZES, *DTYPES, *MASKS, *WIDTHS, *LAYOUTS, "documents"]
-            help = closest(name, known)
-            raise UserError(
-                "unknown-option", f"problem has no {name!r}", span=line.span(start), help=help
-            )
-        else:
-            values[key] = name
-    if "window" in values:
-        values.setdefault("mask", "window")  # beside another it is refused
-    missing = [x for x in (*SIZES, "dtype", "mask") if x not in values and x != "v_head_dim"]
-    if missing:
-        raise line.error("header-incomplete", "the problem lacks " + ", ".join(missing))
-    values.setdefault("v_head_dim", values["head_dim"])
-    try:
-        return Problem(**values)
-    except UserError as error:
-        raise error.at(line.span()) from None
-
-
-def _parse_documents(line: Line) -> tuple[int, ...]:
-    """`4096,128x3`: lengths of packed documents."""
-    start = line.place
-    found = documents.LENGTHS.match(line.text, start)
-    line.place = found.end() if found else start
-    lengths = documents.read(line.text[start : line.place])
-    if lengths is None:
-        help = f"at most {documents.MOST}, as in `documents=4096,128x3`"
-        message = "expected lengths of documents"
-        raise UserError("syntax", message, span=line.span(start), help=help)
-    return lengths
-
-
-def _parse_extents(line: Line) -> Sizes:
-    """`M=1024 N=1024 float32`, and `causal` or `window=128` where the operator has a mask.
-
-    Which axes there are, and whether it has a mask, shows when the operator is loaded.
-    """
-    extents: dict[str, int] = {}
-    while not line.done():
-        start = line.place
-        name = line.name("an axis or a dtype")
-        if name in DTYPES and not line.ahead("="):
-            return _parse_mask_of_sizes(line, extents, name)
-        line.mark("=")
-        if name in extents:
-            raise UserError("named-twice", f"{name} is given twice", span=line.span(start))
-        extents[name] = line.number_(f"the extent of {name}")
-    raise line.error("header-incomplete", "the problem lacks a dtype", ", ".join(DTYPES))
-
-
-def _parse_mask_of_sizes(line: Line, extents: dict[str, int], dtype: str) -> Sizes:
-    mask, window = "full", None
-    if not line.done():
-        mask = line.word(*MASKS, "window")
-    if mask == "window":
-        line.mark("=")
-        window = line.number_("the width of the window")
-    line.end()
-    try:
-        return Sizes(tuple(extents.items()), dtype, mask, window)
-    except UserError as error:
-        raise error.at(line.span()) from None
 
 
 def _parse_target(line: Line) -> Target:

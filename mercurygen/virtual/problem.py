@@ -115,6 +115,11 @@ def _window(problem: Problem, seq: int) -> int | None:
     return min(seq - 1, max(3, problem.window * seq // problem.seq))
 
 
+def _keys(problem: Problem, seq: int, step: int) -> int:
+    """Keys of a short sequence of queries: fewer than these, or more, as of the problem."""
+    return max(step, seq - step) if problem.keys < problem.seq else seq + step
+
+
 def _plan(program: Program) -> Plan:
     plan = lower(program)
     if isinstance(plan, Refusal):
@@ -148,6 +153,7 @@ def _problems(program: Program, problem: Problem, count: Mapping[str, int]) -> I
             problem,
             batch=1 if packed else count["B"] * BATCH,
             seq=seq,
+            seq_kv=None if problem.seq_kv is None else _keys(problem, seq, rows),
             documents=_lengths(seq) if packed else (),
             window=_window(problem, seq),
             ahead=min(problem.ahead, 1),

@@ -206,6 +206,8 @@ class Ranks:
         if trial.with_lse:  # else the defaults
             seq = program.extent(program.mask_axes[0])
             found = {"scale": trial.scale, "seq": seq, "return_lse": True}
+            if program.align is not None:
+                found["seq_kv"] = program.extent(program.mask_axes[1])
         if program.mask == "window":  # as short as the sequence is
             found["window"] = (program.window - 1, program.ahead)
         return found
