@@ -472,6 +472,21 @@ def check_check_inputs(rank: int, world: int, text: str, problem: Problem) -> No
     module.check_inputs(*local, mesh)
 
 
+def check_positions(rank: int, world: int, text: str, problem: Problem) -> None:
+    """B73: tokens in another order than the schedule's are found, on all ranks alike."""
+    module, mesh = setup(text)
+    local = own_inputs(module, mesh, problem, torch.float32)
+    right, mine = module.positions(problem.seq, mesh), place(mesh)
+    module.check_inputs(*local, mesh, right)
+    module.check_inputs(*local, mesh, right.int())
+    plain = torch.arange(problem.seq).chunk(module.WORLD_SIZE)[mine]  # as the data has them
+    assert_refused(lambda: module.check_inputs(*local, mesh, plain), "hold other tokens than")
+    other = right.flip(0) if mine == 1 else right
+    assert_refused(lambda: module.check_inputs(*local, mesh, other), "ranks [1] hold other tokens")
+    none = None if mine == 1 else right
+    assert_refused(lambda: module.check_inputs(*local, mesh, none), "or where of ranks")
+
+
 def check_no_backward(rank: int, world: int, text: str, problem: Problem) -> None:
     """Emitted without backward: an input that wants a gradient is refused, unless none is kept."""
     module, mesh = setup(text)

@@ -74,7 +74,7 @@ REPORTS = [
     64,
     65,
 ]
-REPORTS += [6, 8, 34, 74, 77, 78, 81, 83, 84, 92]
+REPORTS += [6, 8, 34, 51, 73, 74, 77, 78, 81, 83, 84, 92]
 REPORTS += [19, 20, 22, 33, 36, 37, 50, 54, 55, 56, 58, 67, 69, 70, 71, 72, 80, 86, 88]
 RANKS = {world: Ranks(world) for world in (2, 3, 4, 5, 8, 16)}
 SIZES = {  # where each design is tried
@@ -417,6 +417,17 @@ for _check in (numeric_cases.check_refusals, numeric_cases.check_check_inputs):
 def test_b24_shapes_of_other_ranks(name: str, check: str) -> None:
     """B24: bad shapes raise before any message; with check_inputs, another rank's do too."""
     RANKS[ALL[name][0].world].result(f"{check} {name}")
+
+
+for _name in ("ring", "unified"):
+    _emitted, _problem = ALL[_name]
+    RANKS[_emitted.world].add(f"b73 {_name}", numeric_cases.check_positions, _emitted.late, _problem)
+
+
+@pytest.mark.parametrize("name", ["ring", "unified"])
+def test_b73_tokens_in_another_order(name: str) -> None:
+    """B73: data in plain order under zigzag is found by check_inputs, if told the positions."""
+    RANKS[ALL[name][0].world].result(f"b73 {name}")
 
 
 def test_b25_zigzag_says_what_plain_order_would_take() -> None:

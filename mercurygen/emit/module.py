@@ -35,6 +35,7 @@ from mercurygen.emit.differentiable import Both
 from mercurygen.emit.loops import part_counts
 from mercurygen.emit.templates import render
 from mercurygen.errors import Refusal
+from mercurygen.ir.caller import arranged
 from mercurygen.ir.kernel import TRITON
 from mercurygen.ir.operator import Operator
 from mercurygen.ir.problem import BACKWARD
@@ -244,6 +245,8 @@ def _sections(plan: Plan, both: Both | None, layout: str, expected: Expected | N
             "listed": held.listed(whole) if whole else "",
             "sliced": len(whole) < len(names),
             "of_slices": f'name not in "{"".join(whole)}" and ' if whole else "",
+            "ordered": "q" not in whole,
+            "tokens": arranged(layout, (0, 1, 2, 3)).index(1),
         }
         kind = "packed_check_inputs" if documents else "check_inputs"
         kind = kind if held.sliced(plan.program) else "check_inputs_pinned"
