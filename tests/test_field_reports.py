@@ -421,7 +421,9 @@ def test_b24_shapes_of_other_ranks(name: str, check: str) -> None:
 
 for _name in ("ring", "unified"):
     _emitted, _problem = ALL[_name]
-    RANKS[_emitted.world].add(f"b73 {_name}", numeric_cases.check_positions, _emitted.late, _problem)
+    RANKS[_emitted.world].add(
+        f"b73 {_name}", numeric_cases.check_positions, _emitted.late, _problem
+    )
 
 
 @pytest.mark.parametrize("name", ["ring", "unified"])
