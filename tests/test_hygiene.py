@@ -42,6 +42,7 @@ LONGER_TEMPLATES = {
     "operator_layout.py.j2": 100,
     "operator_self_check.py.j2": 60,
     "operator_land.py.j2": 45,
+    "check_inputs.py.j2": 50,  # facts of all ranks, positions, sums: each with its message
     "envelope.py.j2": 180,  # a module of its own
     # The Triton kernels: signatures take a line for each argument.
     "triton_block.py.j2": 115,
@@ -49,7 +50,7 @@ LONGER_TEMPLATES = {
     "triton_forward.py.j2": 190,
     "triton_backward.py.j2": 280,
 }
-ALL_TEMPLATES = 2825
+ALL_TEMPLATES = 2835
 
 # `mercurygen verify` runs the module that it is given, on processes of its own: its purpose.
 # `build` compiles what was emitted, and runs nothing of it.
