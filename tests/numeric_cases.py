@@ -484,7 +484,7 @@ def check_positions(rank: int, world: int, text: str, problem: Problem) -> None:
     other = right.flip(0) if mine == 1 else right
     assert_refused(lambda: module.check_inputs(*local, mesh, other), "ranks [1] hold other tokens")
     none = None if mine == 1 else right
-    assert_refused(lambda: module.check_inputs(*local, mesh, none), "or where of ranks")
+    assert_refused(lambda: module.check_inputs(*local, mesh, none), ", where of ranks")
 
 
 def check_no_backward(rank: int, world: int, text: str, problem: Problem) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import shutil
 import subprocess
@@ -770,3 +771,19 @@ def test_a_matmul(tmp_path):
     assert re.search(r"\d+ schedules, \d+ legal", out)
     module = load_module((tmp_path / "matmul_a100x16.py").read_text())
     assert module.MESH and module.WORLD_SIZE == 4
+
+
+def test_same_text_whatever_the_hash_seed() -> None:
+    """Of operators with several outputs: the text, and the memory that it says."""
+    names = [name for name in CASES if name.startswith("soft")]
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_user_operators as tests\n"
+        "for name in sys.argv[2:]: print(tests.emitted(tests.CASES[name]))"
+    )
+    texts = set()
+    for seed in ("1", "2", "3"):
+        env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        line = [sys.executable, "-c", program, str(Path(__file__).parent), *names]
+        ran = subprocess.run(line, env=env, capture_output=True, text=True, check=True)
+        texts.add(ran.stdout)
+    assert len(texts) == 1 and texts.pop().count("def soft(") == len(names) > 1

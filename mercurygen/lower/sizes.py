@@ -100,7 +100,8 @@ def scratch_bytes(plan: Plan, extents: Extents, merge: bool) -> int:
 
 def _share_and_merge(plan: Plan, extents: Extents) -> int:
     """Bytes of a share of a body that is the operator's own lines, and of its softmax merges."""
-    share = dict(zip(plan.program.output_names, share_bytes(plan, extents), strict=True))
+    names = (tensor.name for tensor in plan.program.outputs)
+    share = dict(zip(names, share_bytes(plan, extents), strict=True))
     weighed = (c.outputs[1] for c in plan.program.combines if c.kind == "softmax")
     return sum(share.values()) + 2 * sum(share[name] for name in weighed)
 
